@@ -1,0 +1,7 @@
+//! The core of kvstrata: row files, namespaces, I/O, index, eviction and tiers.
+//!
+//! Pure Rust: no Python, no torch, no environment variables, no globals. See `ARCHITECTURE.md`
+//! for the way data takes through the modules, and `docs/FORMAT.md` for the bytes on disk.
+
+pub mod error;
+pub mod key;

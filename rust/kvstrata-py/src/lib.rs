@@ -1,0 +1,1 @@
+//! `kvstrata._native`: converts, detaches, converts. No logic lives here.

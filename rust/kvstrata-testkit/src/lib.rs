@@ -1,0 +1,1 @@
+//! Test doubles for the core: faulty engine, manual clock, generators.
