@@ -1,0 +1,156 @@
+//! The header and table of one row file on disk: entries written, cleared and read.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::io;
+
+use crate::format::change_page;
+use crate::format::geometry::Geometry;
+use crate::format::row_table::{ENTRY_BYTES, RowEntry};
+use crate::format::superblock::{FileId, Superblock};
+use crate::io::file::DataFile;
+use crate::sys::sync::{Arc, Mutex, lock};
+
+/// One row file: its descriptor, its superblock, its change counters.
+///
+/// Only the tier's writer thread changes anything; any thread may read entries.
+#[derive(Debug)]
+pub struct RowFile {
+    /// The file, opened when used.
+    pub file: Arc<DataFile>,
+    /// Its geometry, as the superblock states it.
+    pub geometry: Geometry,
+    /// Its identity, part of every entry's checksum.
+    pub file_id: FileId,
+    superblock: Mutex<Superblock>,
+    raised: Mutex<bool>,
+    regions: Vec<AtomicU64>,
+}
+
+impl RowFile {
+    /// A file with this superblock on disk; `raised` if this process made it, else its
+    /// incarnation must be raised before the first write. `regions` are its change counters.
+    pub fn new(file: Arc<DataFile>, superblock: Superblock, raised: bool, regions: Vec<u64>) -> Self {
+        let geometry = superblock.geometry;
+        Self {
+            file,
+            geometry,
+            file_id: superblock.file_id,
+            superblock: Mutex::new(superblock),
+            raised: Mutex::new(raised),
+            regions: regions.into_iter().map(AtomicU64::new).collect(),
+        }
+    }
+
+    /// The incarnation of the next row.
+    pub fn incarnation(&self) -> u32 {
+        lock(&self.superblock).incarnation
+    }
+
+    /// Rows with a store order up to this are known to have reached the device.
+    pub fn clean_store_order(&self) -> u64 {
+        lock(&self.superblock).clean_store_order
+    }
+
+    /// Raises the incarnation on disk, once, before this process's first write.
+    ///
+    /// # Errors
+    /// The device's error; the file must then not be written.
+    pub fn raise_incarnation(&self, writer: crate::format::superblock::WriterId) -> io::Result<()> {
+        let mut raised = lock(&self.raised);
+        if *raised {
+            return Ok(());
+        }
+        let mut next = lock(&self.superblock).clone();
+        next.incarnation = next
+            .incarnation
+            .checked_add(1)
+            .ok_or_else(|| io::Error::other("the incarnations of a row file are used up"))?;
+        next.writer = writer;
+        self.write_superblock(&next)?;
+        *lock(&self.superblock) = next;
+        *raised = true;
+        Ok(())
+    }
+
+    /// States that all rows up to `store_order` have reached the device, after making it so.
+    ///
+    /// # Errors
+    /// The device's error; the mark is then not moved.
+    pub fn mark_clean(&self, store_order: u64) -> io::Result<()> {
+        if !*lock(&self.raised) {
+            return Ok(());
+        }
+        let table = self.file.table()?;
+        table.sync_data()?;
+        let mut next = lock(&self.superblock).clone();
+        next.clean_store_order = store_order;
+        self.write_superblock(&next)?;
+        *lock(&self.superblock) = next;
+        Ok(())
+    }
+
+    fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
+        let table = self.file.table()?;
+        table.write_all_at(&superblock.encode(), 0)?;
+        table.sync_data()
+    }
+
+    /// Writes the entries of rows whose bytes have been written.
+    ///
+    /// # Errors
+    /// The device's error; any of the entries may then be on disk or not.
+    pub fn write_entries(&self, entries: &[(u32, RowEntry)]) -> io::Result<()> {
+        let encoded: Vec<(u32, [u8; ENTRY_BYTES])> = entries
+            .iter()
+            .map(|(row, entry)| (*row, entry.encode(self.file_id, *row)))
+            .collect();
+        self.write_table(&encoded)
+    }
+
+    /// Clears the entries of rows: from now on the rows hold nothing.
+    ///
+    /// # Errors
+    /// The device's error; the rows must then not be overwritten.
+    pub fn clear_entries(&self, rows: &[u32]) -> io::Result<()> {
+        let encoded: Vec<(u32, [u8; ENTRY_BYTES])> =
+            rows.iter().map(|row| (*row, [0; ENTRY_BYTES])).collect();
+        self.write_table(&encoded)
+    }
+
+    /// Writes entries, those of neighbouring rows in one operation, then the change counters.
+    fn write_table(&self, entries: &[(u32, [u8; ENTRY_BYTES])]) -> io::Result<()> {
+        let mut sorted: Vec<&(u32, [u8; ENTRY_BYTES])> = entries.iter().collect();
+        sorted.sort_unstable_by_key(|(row, _)| *row);
+        let table = self.file.table()?;
+        let neighbours = |a: &&(u32, [u8; ENTRY_BYTES]), b: &&(u32, [u8; ENTRY_BYTES])| {
+            a.0.checked_add(1) == Some(b.0)
+        };
+        for run in sorted.chunk_by(neighbours) {
+            let Some((first, _)) = run.first().copied() else {
+                continue;
+            };
+            let bytes: Vec<u8> = run.iter().flat_map(|(_, entry)| *entry).collect();
+            table.write_all_at(&bytes, self.geometry.entry_offset(*first))?;
+        }
+        let regions: BTreeSet<usize> =
+            sorted.iter().map(|(row, _)| self.geometry.region_of(*row)).collect();
+        for region in regions {
+            if let Some(counter) = self.regions.get(region) {
+                let now = counter.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+                table.write_all_at(&now.to_le_bytes(), change_page::counter_offset(region))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one entry from disk; `None` when it is cleared or not an entry of this row.
+    ///
+    /// # Errors
+    /// The device's error, or an end of file before the entry's end.
+    pub fn read_entry(&self, row: u32) -> io::Result<Option<RowEntry>> {
+        let mut bytes = [0; ENTRY_BYTES];
+        self.file.table()?.read_exact_at(&mut bytes, self.geometry.entry_offset(row))?;
+        Ok(RowEntry::decode(&bytes, self.file_id, row).unwrap_or(None))
+    }
+}
