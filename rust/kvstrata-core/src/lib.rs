@@ -4,4 +4,5 @@
 //! for the way data takes through the modules, and `docs/FORMAT.md` for the bytes on disk.
 
 pub mod error;
+pub mod eviction;
 pub mod key;
