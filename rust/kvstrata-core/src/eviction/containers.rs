@@ -40,7 +40,10 @@ impl Containers {
             None => self.create(placement),
         };
         if let Some(record) = self.record_mut(slot) {
-            debug_assert_eq!(record.placement.class, placement.class, "one class per container");
+            debug_assert_eq!(
+                record.placement.class, placement.class,
+                "one class per container"
+            );
             record.entries = record.entries.saturating_add(1);
         }
         slot
@@ -51,7 +54,9 @@ impl Containers {
         if pinned {
             self.unpinned(slot);
         }
-        let Some(record) = self.record_mut(slot) else { return };
+        let Some(record) = self.record_mut(slot) else {
+            return;
+        };
         record.entries = record.entries.saturating_sub(1);
         let placement = record.placement;
         if record.entries == 0 {
@@ -65,7 +70,9 @@ impl Containers {
 
     /// Notes an access to one of the container's entries.
     pub(super) fn accessed(&mut self, slot: Slot, tick: u64) {
-        let Some(record) = self.record_mut(slot) else { return };
+        let Some(record) = self.record_mut(slot) else {
+            return;
+        };
         record.last_access = tick;
         let class = record.placement.class;
         if let Some(list) = self.lists.get_mut(&class) {
@@ -96,7 +103,8 @@ impl Containers {
     /// The slot of a container that has entries, and whether any of them is pinned.
     pub(super) fn find(&self, container: ContainerId) -> Option<(Slot, bool)> {
         let slot = *self.slots.get(&container)?;
-        self.record(slot).map(|record| (slot, record.pinned_entries > 0))
+        self.record(slot)
+            .map(|record| (slot, record.pinned_entries > 0))
     }
 
     /// See [`EvictionPolicy::coldest_container`](super::EvictionPolicy::coldest_container).
@@ -144,10 +152,14 @@ impl Containers {
     }
 
     fn record(&self, slot: Slot) -> Option<&Container> {
-        usize::try_from(slot).ok().and_then(|index| self.records.get(index))
+        usize::try_from(slot)
+            .ok()
+            .and_then(|index| self.records.get(index))
     }
 
     fn record_mut(&mut self, slot: Slot) -> Option<&mut Container> {
-        usize::try_from(slot).ok().and_then(|index| self.records.get_mut(index))
+        usize::try_from(slot)
+            .ok()
+            .and_then(|index| self.records.get_mut(index))
     }
 }

@@ -13,7 +13,10 @@ pub(super) struct Links {
 impl Links {
     /// Links of a node that is in no list.
     pub(super) const fn unlinked() -> Self {
-        Self { colder: NONE, warmer: NONE }
+        Self {
+            colder: NONE,
+            warmer: NONE,
+        }
     }
 
     /// The neighbour that was accessed later.
@@ -38,7 +41,10 @@ pub(super) struct List {
 impl List {
     /// A list without nodes.
     pub(super) const fn new() -> Self {
-        Self { coldest: NONE, warmest: NONE }
+        Self {
+            coldest: NONE,
+            warmest: NONE,
+        }
     }
 
     /// The node at the cold end, or [`NONE`].
@@ -50,7 +56,10 @@ impl List {
     pub(super) fn push_warmest<N: Linked>(&mut self, nodes: &mut [N], number: u32) {
         let before = self.warmest;
         if let Some(node) = node(nodes, number) {
-            *node.links() = Links { colder: before, warmer: NONE };
+            *node.links() = Links {
+                colder: before,
+                warmer: NONE,
+            };
         }
         match node(nodes, before) {
             Some(neighbour) => neighbour.links().warmer = number,
@@ -61,7 +70,9 @@ impl List {
 
     /// Takes a node of this list out of it.
     pub(super) fn unlink<N: Linked>(&mut self, nodes: &mut [N], number: u32) {
-        let Some(own) = node(nodes, number) else { return };
+        let Some(own) = node(nodes, number) else {
+            return;
+        };
         let links = core::mem::replace(own.links(), Links::unlinked());
         match node(nodes, links.colder) {
             Some(neighbour) => neighbour.links().warmer = links.warmer,
@@ -75,5 +86,7 @@ impl List {
 }
 
 fn node<N>(nodes: &mut [N], number: u32) -> Option<&mut N> {
-    usize::try_from(number).ok().and_then(|index| nodes.get_mut(index))
+    usize::try_from(number)
+        .ok()
+        .and_then(|index| nodes.get_mut(index))
 }

@@ -42,8 +42,13 @@ struct Node {
 }
 
 impl Node {
-    const ABSENT: Self =
-        Self { tick: 0, links: Links::unlinked(), container: NONE, pins: 0, state: State::Absent };
+    const ABSENT: Self = Self {
+        tick: 0,
+        links: Links::unlinked(),
+        container: NONE,
+        pins: 0,
+        state: State::Absent,
+    };
 }
 
 impl Linked for Node {
@@ -76,12 +81,16 @@ impl Lru {
     }
 
     fn node(&self, number: u32) -> Option<&Node> {
-        let node = usize::try_from(number).ok().and_then(|index| self.nodes.get(index))?;
+        let node = usize::try_from(number)
+            .ok()
+            .and_then(|index| self.nodes.get(index))?;
         (node.state != State::Absent).then_some(node)
     }
 
     fn node_mut(&mut self, number: u32) -> Option<&mut Node> {
-        let node = usize::try_from(number).ok().and_then(|index| self.nodes.get_mut(index))?;
+        let node = usize::try_from(number)
+            .ok()
+            .and_then(|index| self.nodes.get_mut(index))?;
         (node.state != State::Absent).then_some(node)
     }
 
@@ -100,9 +109,15 @@ impl Lru {
 
     /// Takes a node out of the list or the late map, whichever it is in.
     fn detach(&mut self, number: u32) {
-        let Some(node) = self.node(number).copied() else { return };
-        let Some(class) = self.containers.class(node.container) else { return };
-        let Some(order) = self.classes.get_mut(usize::from(class.0)) else { return };
+        let Some(node) = self.node(number).copied() else {
+            return;
+        };
+        let Some(class) = self.containers.class(node.container) else {
+            return;
+        };
+        let Some(order) = self.classes.get_mut(usize::from(class.0)) else {
+            return;
+        };
         match node.state {
             State::Listed => order.list.unlink(&mut self.nodes, number),
             State::Late => {
@@ -115,19 +130,25 @@ impl Lru {
     /// Puts a detached node at the warm end with a new tick.
     fn attach_warmest(&mut self, number: u32) {
         let tick = self.next_tick();
-        let Some(node) = self.node_mut(number) else { return };
+        let Some(node) = self.node_mut(number) else {
+            return;
+        };
         node.tick = tick;
         node.state = State::Listed;
         let container = node.container;
         self.containers.accessed(container, tick);
-        let Some(class) = self.containers.class(container) else { return };
+        let Some(class) = self.containers.class(container) else {
+            return;
+        };
         if let Some(order) = self.classes.get_mut(usize::from(class.0)) {
             order.list.push_warmest(&mut self.nodes, number);
         }
     }
 
     fn change_evictable(&mut self, container: Slot, more: bool) {
-        let Some(class) = self.containers.class(container) else { return };
+        let Some(class) = self.containers.class(container) else {
+            return;
+        };
         if let Some(order) = self.order_mut(class) {
             order.evictable = if more {
                 order.evictable.saturating_add(1)
@@ -186,7 +207,9 @@ impl EvictionPolicy for Lru {
 
     fn insert(&mut self, entry: EntryId, placement: Placement) {
         self.remove(entry);
-        let Ok(index) = usize::try_from(entry.0) else { return };
+        let Ok(index) = usize::try_from(entry.0) else {
+            return;
+        };
         if entry.0 == NONE {
             return;
         }
@@ -194,12 +217,20 @@ impl EvictionPolicy for Lru {
             self.nodes.resize(index + 1, Node::ABSENT);
         }
         while self.classes.len() <= usize::from(placement.class.0) {
-            let order = ClassOrder { list: List::new(), late: BTreeMap::new(), evictable: 0 };
+            let order = ClassOrder {
+                list: List::new(),
+                late: BTreeMap::new(),
+                evictable: 0,
+            };
             self.classes.push(order);
         }
         let container = self.containers.enter(placement);
         if let Some(node) = self.nodes.get_mut(index) {
-            *node = Node { container, state: State::Listed, ..Node::ABSENT };
+            *node = Node {
+                container,
+                state: State::Listed,
+                ..Node::ABSENT
+            };
         }
         self.length += 1;
         self.change_evictable(container, true);
@@ -212,7 +243,9 @@ impl EvictionPolicy for Lru {
     }
 
     fn remove(&mut self, entry: EntryId) {
-        let Some(node) = self.node(entry.0).copied() else { return };
+        let Some(node) = self.node(entry.0).copied() else {
+            return;
+        };
         self.detach(entry.0);
         if node.pins == 0 {
             self.change_evictable(node.container, false);
@@ -225,7 +258,9 @@ impl EvictionPolicy for Lru {
     }
 
     fn pin(&mut self, entry: EntryId) {
-        let Some(node) = self.node(entry.0).copied() else { return };
+        let Some(node) = self.node(entry.0).copied() else {
+            return;
+        };
         if node.state == State::Late {
             self.detach(entry.0);
         }
@@ -243,7 +278,9 @@ impl EvictionPolicy for Lru {
     }
 
     fn unpin(&mut self, entry: EntryId) {
-        let Some(node) = self.node_mut(entry.0) else { return };
+        let Some(node) = self.node_mut(entry.0) else {
+            return;
+        };
         if node.pins == 0 {
             return;
         }
@@ -282,7 +319,9 @@ impl EvictionPolicy for Lru {
         if self.evictable(class) < need {
             return false;
         }
-        let Some(chosen) = self.choose(need, class, protected) else { return false };
+        let Some(chosen) = self.choose(need, class, protected) else {
+            return false;
+        };
         for number in chosen {
             self.remove(EntryId(number));
             victims.push(EntryId(number));
@@ -308,7 +347,9 @@ impl EvictionPolicy for Lru {
     }
 
     fn remove_container(&mut self, container: ContainerId, victims: &mut Vec<EntryId>) -> bool {
-        let Some((slot, pinned)) = self.containers.find(container) else { return true };
+        let Some((slot, pinned)) = self.containers.find(container) else {
+            return true;
+        };
         if pinned {
             return false;
         }

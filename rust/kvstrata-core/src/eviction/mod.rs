@@ -146,6 +146,9 @@ mod tests {
     #[test]
     fn an_unknown_policy_is_refused_with_the_names_that_exist() {
         let error = create("fifo").unwrap_err().to_string();
-        assert!(error.contains("\"fifo\"") && error.contains("lru"), "{error}");
+        assert!(
+            error.contains("\"fifo\"") && error.contains("lru"),
+            "{error}"
+        );
     }
 }
