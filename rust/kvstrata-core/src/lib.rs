@@ -6,3 +6,4 @@
 pub mod error;
 pub mod eviction;
 pub mod key;
+pub mod sys;
