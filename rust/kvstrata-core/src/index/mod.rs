@@ -14,8 +14,35 @@ use crate::format::checksum::RowChecksum;
 use crate::key::Key;
 
 /// Stands for a key in this process's index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u64; 2]);
+
+/// Makes fingerprints that depend on a secret of this process.
+#[derive(Clone)]
+pub struct Fingerprinter {
+    secret: [u8; 32],
+}
+
+impl core::fmt::Debug for Fingerprinter {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str("Fingerprinter")
+    }
+}
+
+impl Fingerprinter {
+    /// Fingerprints under `secret`, which must come from the operating system's random source.
+    pub const fn new(secret: [u8; 32]) -> Self {
+        Self { secret }
+    }
+
+    /// The fingerprint of `key`.
+    pub fn of(&self, key: &Key) -> Fingerprint {
+        let hash = blake3::keyed_hash(&self.secret, key.as_bytes());
+        let (low, rest) = hash.as_bytes().split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+        let high = rest.first_chunk::<8>().unwrap_or(&[0; 8]);
+        Fingerprint([u64::from_le_bytes(*low), u64::from_le_bytes(*high)])
+    }
+}
 
 /// A row of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,8 +77,8 @@ pub struct IndexEntry {
 }
 
 /// The index of one namespace. Pure: no I/O, no clock, no locks.
+#[derive(Default)]
 pub struct Index {
-    secret: [u8; 32],
     table: HashTable<u32>,
     slab: Vec<IndexEntry>,
     vacant: Vec<u32>,
@@ -64,19 +91,6 @@ impl core::fmt::Debug for Index {
 }
 
 impl Index {
-    /// An empty index whose fingerprints depend on `secret`.
-    pub const fn new(secret: [u8; 32]) -> Self {
-        Self { secret, table: HashTable::new(), slab: Vec::new(), vacant: Vec::new() }
-    }
-
-    /// The fingerprint of `key` in this index.
-    pub fn fingerprint(&self, key: &Key) -> Fingerprint {
-        let hash = blake3::keyed_hash(&self.secret, key.as_bytes());
-        let (low, rest) = hash.as_bytes().split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-        let high = rest.first_chunk::<8>().unwrap_or(&[0; 8]);
-        Fingerprint([u64::from_le_bytes(*low), u64::from_le_bytes(*high)])
-    }
-
     /// Number of keys that lookups find.
     pub fn len(&self) -> usize {
         self.table.len()
@@ -173,9 +187,13 @@ mod tests {
         Key::new(&bytes).unwrap()
     }
 
-    fn entry(index: &Index, key: &Key, row: u32) -> IndexEntry {
+    fn fingerprint(key: &Key) -> Fingerprint {
+        Fingerprinter::new([3; 32]).of(key)
+    }
+
+    fn entry(key: &Key, row: u32) -> IndexEntry {
         IndexEntry {
-            fingerprint: index.fingerprint(key),
+            fingerprint: fingerprint(key),
             place: RowPlace { container: ContainerId(0), row },
             class: Class(0),
             checksum: RowChecksum(0),
@@ -189,13 +207,13 @@ mod tests {
 
     #[test]
     fn keys_that_differ_only_in_the_middle_are_distinct() {
-        let mut index = Index::new([3; 32]);
+        let mut index = Index::default();
         for middle in 0..=255 {
-            let own = entry(&index, &key(middle), u32::from(middle));
+            let own = entry(&key(middle), u32::from(middle));
             index.insert(own).unwrap();
         }
         for middle in 0..=255 {
-            let id = index.find(index.fingerprint(&key(middle))).unwrap();
+            let id = index.find(fingerprint(&key(middle))).unwrap();
             assert_eq!(index.get(id).unwrap().place.row, u32::from(middle));
         }
         assert_eq!(index.len(), 256);
@@ -203,17 +221,17 @@ mod tests {
 
     #[test]
     fn an_unlisted_entry_is_not_found_and_its_record_is_used_again() {
-        let mut index = Index::new([3; 32]);
-        let own = entry(&index, &key(1), 1);
+        let mut index = Index::default();
+        let own = entry(&key(1), 1);
         let first = index.insert(own).unwrap();
         index.unlist(first);
         assert_eq!(index.find(own.fingerprint), None);
         assert_eq!(index.get(first).unwrap().place.row, 1);
-        let second = index.insert(entry(&index, &key(1), 2)).unwrap();
+        let second = index.insert(entry(&key(1), 2)).unwrap();
         assert_ne!(first, second);
         index.forget(first);
-        assert_eq!(index.insert(entry(&index, &key(2), 3)).unwrap(), first);
-        assert_eq!(index.find(index.fingerprint(&key(1))), Some(second));
+        assert_eq!(index.insert(entry(&key(2), 3)).unwrap(), first);
+        assert_eq!(index.find(fingerprint(&key(1))), Some(second));
     }
 
     #[test]

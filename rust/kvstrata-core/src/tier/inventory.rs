@@ -293,15 +293,13 @@ impl Inventory {
             .filter(|(id, _)| self.container(*id).is_some_and(|c| !c.rows.any_reserved()))
     }
 
-    /// Frees `need` rows of a class, all or none; entries for which `protected` holds stay.
-    pub fn evict(
-        &mut self,
-        need: usize,
-        class: Class,
-        protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Vec<RowPlace>> {
+    /// Frees `need` rows of a class, all or none; rows stored with `keep_from` or later stay.
+    pub fn evict(&mut self, need: usize, class: Class, keep_from: u64) -> Option<Vec<RowPlace>> {
         let mut victims = Vec::with_capacity(need);
-        if !self.policy.evict(need, class, protected, &mut victims) {
+        let index = &self.index;
+        let protected =
+            |id: EntryId| index.get(id).is_some_and(|entry| entry.store_order >= keep_from);
+        if !self.policy.evict(need, class, &protected, &mut victims) {
             return None;
         }
         Some(self.drop_victims(&victims))

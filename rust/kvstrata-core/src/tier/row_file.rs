@@ -7,7 +7,7 @@ use std::io;
 use crate::format::change_page;
 use crate::format::geometry::Geometry;
 use crate::format::row_table::{ENTRY_BYTES, RowEntry};
-use crate::format::superblock::{FileId, Superblock};
+use crate::format::superblock::{FileId, Superblock, WriterId};
 use crate::io::file::DataFile;
 use crate::sys::sync::{Arc, Mutex, lock};
 
@@ -56,7 +56,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error; the file must then not be written.
-    pub fn raise_incarnation(&self, writer: crate::format::superblock::WriterId) -> io::Result<()> {
+    pub fn raise_incarnation(&self, writer: WriterId) -> io::Result<()> {
         let mut raised = lock(&self.raised);
         if *raised {
             return Ok(());
@@ -142,6 +142,29 @@ impl RowFile {
             }
         }
         Ok(())
+    }
+
+    /// Brings newer access times to the entries of rows.
+    ///
+    /// # Errors
+    /// The device's error; some entries may then keep their older time.
+    pub fn write_access_times(
+        &self,
+        rows: &[(crate::index::RowPlace, u32)],
+        writer: WriterId,
+    ) -> io::Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.raise_incarnation(writer)?;
+        let mut entries = Vec::with_capacity(rows.len());
+        for (place, access_time) in rows {
+            if let Some(mut entry) = self.read_entry(place.row)? {
+                entry.access_time = *access_time;
+                entries.push((place.row, entry));
+            }
+        }
+        self.write_entries(&entries)
     }
 
     /// Reads one entry from disk; `None` when it is cleared or not an entry of this row.

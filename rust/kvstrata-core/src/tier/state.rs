@@ -52,8 +52,10 @@ pub struct Flight {
 }
 
 /// A key that is being stored.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Writing {
+    /// Which store this is: the counter of its row. A later store of the key replaces it.
+    pub counter: u64,
     /// Removed, or reset, before it was listed: it never will be.
     pub cancelled: bool,
     /// Other stores of the same key, which end as this one does.
@@ -149,6 +151,32 @@ impl State {
         if let Some(place) = self.inventory.unpin(entry) {
             self.clears.push(place);
         }
+    }
+
+    /// Whether a written row may still be listed: not removed, not reset, not stored again.
+    pub fn may_list(&self, fingerprint: Fingerprint, counter: u64) -> bool {
+        self.writing
+            .get(&fingerprint)
+            .is_some_and(|writing| writing.counter == counter && !writing.cancelled)
+    }
+
+    /// Enters a store; whoever followed an earlier one of the same key follows this one.
+    pub fn begin_writing(&mut self, fingerprint: Fingerprint, counter: u64) {
+        let earlier = self.writing.remove(&fingerprint);
+        let followers = earlier.map_or_else(Vec::new, |writing| writing.followers);
+        self.writing.insert(fingerprint, Writing { counter, cancelled: false, followers });
+    }
+
+    /// Ends a store; returns who followed it, unless a later store of the key took them over.
+    pub fn end_writing(
+        &mut self,
+        fingerprint: Fingerprint,
+        counter: u64,
+    ) -> Vec<(Arc<Request>, usize)> {
+        if self.writing.get(&fingerprint).is_none_or(|writing| writing.counter != counter) {
+            return Vec::new();
+        }
+        self.writing.remove(&fingerprint).map_or_else(Vec::new, |writing| writing.followers)
     }
 
     /// Remembers when a job's operations are to be given up.
