@@ -4,5 +4,6 @@
 //! for the way data takes through the modules, and `docs/FORMAT.md` for the bytes on disk.
 
 pub mod error;
+pub mod format;
 pub mod key;
 pub mod sys;
