@@ -239,7 +239,7 @@ impl DiskTier {
             let name = state
                 .inventory
                 .row_file(row.place)
-                .map_or_else(String::new, |file| file.file.path().display().to_string());
+                .map_or_else(String::new, |file| file.path().display().to_string());
             format!("row {} of {name} {what}; it counts as a miss", row.place.row)
         });
         if let Some(entry) = row.entry {

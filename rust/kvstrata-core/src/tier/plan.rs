@@ -23,7 +23,7 @@ pub fn runs(mut rows: Vec<FlightRow>, inventory: &Inventory) -> Vec<Vec<FlightRo
     for row in rows {
         let stride = inventory
             .row_file(row.place)
-            .map_or(OPERATION_BYTES_MAX, |file| file.geometry.row_stride_bytes);
+            .map_or(OPERATION_BYTES_MAX, |file| file.geometry.row_stride_bytes());
         let rows_max = usize::try_from(OPERATION_BYTES_MAX / stride.max(1))
             .unwrap_or(1)
             .clamp(1, OPERATION_ROWS_MAX);
@@ -50,7 +50,7 @@ pub fn segments(
     arena: &Arc<Arena>,
     padding: &Arc<AlignedBuffer>,
 ) -> Vec<Segment> {
-    let stride = usize::try_from(geometry.row_stride_bytes).unwrap_or(usize::MAX);
+    let stride = usize::try_from(geometry.row_stride_bytes()).unwrap_or(usize::MAX);
     let mut segments = Vec::with_capacity(run.len().saturating_mul(2));
     for item in run.iter().filter_map(|row| items.get(row.position)) {
         segments.push(Segment {

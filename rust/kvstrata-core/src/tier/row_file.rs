@@ -1,14 +1,15 @@
 //! The header and table of one row file on disk: entries written, cleared and read.
 
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::io;
+use std::path::PathBuf;
 
-use crate::format::change_page;
+use crate::format::change_page::ChangePage;
 use crate::format::geometry::Geometry;
-use crate::format::row_table::{ENTRY_BYTES, RowEntry};
+use crate::format::row_table::{ENTRY_BYTES, FREE_ENTRY, RowEntry};
 use crate::format::superblock::{FileId, Superblock, WriterId};
-use crate::io::file::DataFile;
+use crate::io::file::{DataFile, FileCache};
+use crate::sys::fs::{Direct, File};
 use crate::sys::sync::{Arc, Mutex, lock};
 
 /// One row file: its descriptor, its superblock, its change counters.
@@ -22,34 +23,45 @@ pub struct RowFile {
     pub geometry: Geometry,
     /// Its identity, part of every entry's checksum.
     pub file_id: FileId,
-    superblock: Mutex<Superblock>,
-    raised: Mutex<bool>,
-    regions: Vec<AtomicU64>,
+    cache: Arc<FileCache>,
+    header: Mutex<Header>,
+}
+
+#[derive(Debug)]
+struct Header {
+    superblock: Superblock,
+    /// Whether this process made the file or has raised its incarnation.
+    raised: bool,
+    changes: ChangePage,
 }
 
 impl RowFile {
-    /// A file with this superblock on disk; `raised` if this process made it, else its
-    /// incarnation must be raised before the first write. `regions` are its change counters.
-    pub fn new(file: Arc<DataFile>, superblock: Superblock, raised: bool, regions: Vec<u64>) -> Self {
-        let geometry = superblock.geometry;
-        Self {
-            file,
-            geometry,
-            file_id: superblock.file_id,
-            superblock: Mutex::new(superblock),
-            raised: Mutex::new(raised),
-            regions: regions.into_iter().map(AtomicU64::new).collect(),
-        }
+    /// A file with this superblock and change page on disk; `raised` if this process made it,
+    /// else its incarnation is raised before the first write.
+    pub const fn new(
+        file: Arc<DataFile>,
+        cache: Arc<FileCache>,
+        superblock: Superblock,
+        raised: bool,
+        changes: ChangePage,
+    ) -> Self {
+        let (geometry, file_id) = (superblock.geometry, superblock.file_id);
+        let header = Mutex::new(Header { superblock, raised, changes });
+        Self { file, geometry, file_id, cache, header }
+    }
+
+    /// Where the file is, for messages.
+    pub fn path(&self) -> PathBuf {
+        self.file.directory().path_of(self.file.name())
+    }
+
+    fn table(&self) -> io::Result<Arc<File>> {
+        Ok(self.cache.get(&self.file, Direct::No)?.0)
     }
 
     /// The incarnation of the next row.
     pub fn incarnation(&self) -> u32 {
-        lock(&self.superblock).incarnation
-    }
-
-    /// Rows with a store order up to this are known to have reached the device.
-    pub fn clean_store_order(&self) -> u64 {
-        lock(&self.superblock).clean_store_order
+        lock(&self.header).superblock.incarnation
     }
 
     /// Raises the incarnation on disk, once, before this process's first write.
@@ -57,19 +69,17 @@ impl RowFile {
     /// # Errors
     /// The device's error; the file must then not be written.
     pub fn raise_incarnation(&self, writer: WriterId) -> io::Result<()> {
-        let mut raised = lock(&self.raised);
-        if *raised {
+        let mut header = lock(&self.header);
+        if header.raised {
             return Ok(());
         }
-        let mut next = lock(&self.superblock).clone();
-        next.incarnation = next
-            .incarnation
-            .checked_add(1)
+        let next = header
+            .superblock
+            .taken_over_by(writer)
             .ok_or_else(|| io::Error::other("the incarnations of a row file are used up"))?;
-        next.writer = writer;
         self.write_superblock(&next)?;
-        *lock(&self.superblock) = next;
-        *raised = true;
+        header.superblock = next;
+        header.raised = true;
         Ok(())
     }
 
@@ -78,20 +88,19 @@ impl RowFile {
     /// # Errors
     /// The device's error; the mark is then not moved.
     pub fn mark_clean(&self, store_order: u64) -> io::Result<()> {
-        if !*lock(&self.raised) {
+        let mut header = lock(&self.header);
+        if !header.raised {
             return Ok(());
         }
-        let table = self.file.table()?;
-        table.sync_data()?;
-        let mut next = lock(&self.superblock).clone();
-        next.clean_store_order = store_order;
+        self.table()?.sync_data()?;
+        let next = Superblock { clean_store_order: store_order, ..header.superblock };
         self.write_superblock(&next)?;
-        *lock(&self.superblock) = next;
+        header.superblock = next;
         Ok(())
     }
 
     fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
-        let table = self.file.table()?;
+        let table = self.table()?;
         table.write_all_at(&superblock.encode(), 0)?;
         table.sync_data()
     }
@@ -114,7 +123,7 @@ impl RowFile {
     /// The device's error; the rows must then not be overwritten.
     pub fn clear_entries(&self, rows: &[u32]) -> io::Result<()> {
         let encoded: Vec<(u32, [u8; ENTRY_BYTES])> =
-            rows.iter().map(|row| (*row, [0; ENTRY_BYTES])).collect();
+            rows.iter().map(|row| (*row, FREE_ENTRY)).collect();
         self.write_table(&encoded)
     }
 
@@ -122,7 +131,7 @@ impl RowFile {
     fn write_table(&self, entries: &[(u32, [u8; ENTRY_BYTES])]) -> io::Result<()> {
         let mut sorted: Vec<&(u32, [u8; ENTRY_BYTES])> = entries.iter().collect();
         sorted.sort_unstable_by_key(|(row, _)| *row);
-        let table = self.file.table()?;
+        let table = self.table()?;
         let neighbours = |a: &&(u32, [u8; ENTRY_BYTES]), b: &&(u32, [u8; ENTRY_BYTES])| {
             a.0.checked_add(1) == Some(b.0)
         };
@@ -133,12 +142,11 @@ impl RowFile {
             let bytes: Vec<u8> = run.iter().flat_map(|(_, entry)| *entry).collect();
             table.write_all_at(&bytes, self.geometry.entry_offset(*first))?;
         }
-        let regions: BTreeSet<usize> =
+        let regions: BTreeSet<u32> =
             sorted.iter().map(|(row, _)| self.geometry.region_of(*row)).collect();
         for region in regions {
-            if let Some(counter) = self.regions.get(region) {
-                let now = counter.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                table.write_all_at(&now.to_le_bytes(), change_page::counter_offset(region))?;
+            if let Some((counter, offset)) = lock(&self.header).changes.raise(region) {
+                table.write_all_at(&counter.to_le_bytes(), offset)?;
             }
         }
         Ok(())
@@ -173,7 +181,7 @@ impl RowFile {
     /// The device's error, or an end of file before the entry's end.
     pub fn read_entry(&self, row: u32) -> io::Result<Option<RowEntry>> {
         let mut bytes = [0; ENTRY_BYTES];
-        self.file.table()?.read_exact_at(&mut bytes, self.geometry.entry_offset(row))?;
+        self.table()?.read_exact_at(&mut bytes, self.geometry.entry_offset(row))?;
         Ok(RowEntry::decode(&bytes, self.file_id, row).unwrap_or(None))
     }
 }

@@ -104,6 +104,11 @@ impl Rows {
         self.uses.contains(&RESERVED)
     }
 
+    /// Whether no row is occupied or reserved.
+    pub fn is_unused(&self) -> bool {
+        self.uses.iter().all(|entry| matches!(*entry, FREE | RETIRED))
+    }
+
     /// Remembers whether the entry on disk must be cleared before the row is overwritten.
     pub fn set_stale(&mut self, row: u32, stale: bool) {
         let at = usize::try_from(row).unwrap_or(usize::MAX);

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::format::row_table::RowEntry;
+use crate::format::row_table::{Generation, RowEntry};
 use crate::index::RowPlace;
 use crate::job::Outcome;
 use crate::notice::Level;
@@ -109,8 +109,7 @@ impl DiskTier {
                     row.place.row,
                     RowEntry {
                         key: item.key,
-                        incarnation,
-                        counter: row.counter,
+                        generation: Generation { incarnation, counter: row.counter },
                         epoch: flight.epoch,
                         payload_bytes: u32::try_from(item.row_bytes).ok()?,
                         store_order: row.store_order,
@@ -124,7 +123,7 @@ impl DiskTier {
         if let Err(error) = &written {
             self.around.metrics.errors.add(1);
             self.around.notices.say(Level::Warning, "table", || {
-                format!("the row table of {} cannot be written: {error}", row_file.file.path().display())
+                format!("the row table of {} cannot be written: {error}", row_file.path().display())
             });
         }
         let had_entry: Vec<u64> = listable.iter().map(|(_, row)| row.counter).collect();
@@ -249,7 +248,7 @@ impl DiskTier {
             if let Err(error) = done {
                 self.around.metrics.errors.add(1);
                 self.around.notices.say(Level::Warning, "flush", || {
-                    format!("{} was not closed cleanly: {error}", row_file.file.path().display())
+                    format!("{} was not closed cleanly: {error}", row_file.path().display())
                 });
             }
         }
