@@ -6,4 +6,5 @@
 pub mod error;
 pub mod format;
 pub mod key;
+pub mod namespace;
 pub mod sys;
