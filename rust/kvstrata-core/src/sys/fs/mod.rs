@@ -13,7 +13,10 @@ pub use file::{Access, Allocation, Direct, DirectAlignment, File, FileStat};
 pub use statistics::FileSystem;
 pub use vectored::{IO_VECTORS_MAX, IoVector};
 
+use std::io;
+
 use rustix::fs::Mode;
+use rustix::io::Errno;
 
 /// Who else may use what is stored at a root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,4 +54,9 @@ impl ShareMode {
             Self::Group => Mode::WOTH,
         }
     }
+}
+
+/// Whether `error` is the kernel's refusal to follow a symbolic link.
+pub fn is_symbolic_link(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::LOOP)
 }
