@@ -3,7 +3,9 @@
 //! Pure Rust: no Python, no torch, no environment variables, no globals. See `ARCHITECTURE.md`
 //! for the way data takes through the modules, and `docs/FORMAT.md` for the bytes on disk.
 
+pub mod buffer;
 pub mod error;
 pub mod eviction;
+pub mod io;
 pub mod key;
 pub mod sys;
