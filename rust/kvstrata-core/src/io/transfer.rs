@@ -73,11 +73,11 @@ pub(super) fn run(mut request: Request, calls: &mut dyn Calls) -> Moved {
                     }
                 }
             }
-            Err(Failure::Os(libc::EINTR | libc::EAGAIN)) if retries < RETRIES_MAX => {
+            Err(Failure::Os(errno @ (libc::EINTR | libc::EAGAIN))) if retries < RETRIES_MAX => {
                 retries += 1;
                 moved.retried_calls += 1;
-                if !calls.pause(retries) {
-                    moved.result = Err(Failure::Os(libc::EAGAIN));
+                if errno == libc::EAGAIN && !calls.pause(retries) {
+                    moved.result = Err(Failure::Os(errno));
                     break;
                 }
             }
@@ -247,7 +247,8 @@ mod tests {
 
         let mut calls = script(&[interrupted; 1000]);
         let moved = run(request(Direction::Read, &[4096]), &mut calls);
-        assert_eq!(moved.result, interrupted);
+        assert_eq!(moved.result, Err(Failure::Os(libc::EINTR)));
+        assert_eq!(calls.pauses, 0);
         assert_eq!(calls.asked.len(), 65);
     }
 
@@ -273,10 +274,10 @@ mod tests {
 
     #[test]
     fn an_invalid_call_is_not_blamed_on_direct_mode() {
-        let invalid = Err(Failure::Os(libc::EINVAL));
-        let mut calls = script(&[invalid, invalid]);
+        let invalid = Failure::Os(libc::EINVAL);
+        let mut calls = script(&[Err(invalid), Err(invalid)]);
         let moved = run(request(Direction::Read, &[4096]), &mut calls);
-        assert_eq!((moved.result, moved.direct_refused), (invalid, false));
+        assert_eq!((moved.result, moved.direct_refused), (Err(invalid), false));
     }
 
     #[test]
