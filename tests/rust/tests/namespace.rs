@@ -304,7 +304,8 @@ fn a_manifest_that_says_too_little_or_too_much_is_refused_with_the_field() {
 #[test]
 fn the_canonical_text_is_sorted_and_has_one_form_for_every_value() {
     let manifest = manifest_of(json!({
-        "model": "m", "é": "\u{1}\t\u{7f}/", "z": [1, 1.0, 1e15, 1e16, 1e-4, 1.5e-5, -0.0], "B": null, "a": true,
+        "model": "m", "é": "\u{1}\t\u{7f}/", "B": null, "a": true,
+        "z": [1, 1.0, 1e15, 1e16, 1e-4, 1.5e-5, -0.0],
     }));
     assert_eq!(
         manifest.canonical(),
