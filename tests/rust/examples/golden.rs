@@ -2,6 +2,12 @@
 //! `cargo run -p kvstrata-tests --example golden -- tests/rust/golden/v1`.
 //! A released version's files are never written again; a new version gets a directory of its own.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failure ends the program"
+)]
+
 #[path = "../golden/datagen.rs"]
 mod datagen;
 

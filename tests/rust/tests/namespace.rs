@@ -304,13 +304,14 @@ fn a_manifest_that_says_too_little_or_too_much_is_refused_with_the_field() {
 #[test]
 fn the_canonical_text_is_sorted_and_has_one_form_for_every_value() {
     let manifest = manifest_of(json!({
-        "model": "m", "é": "\u{1}\t\u{7f}/", "z": [1, 1.0, 1e16, 1e-6, -0.0], "B": null, "a": true,
+        "model": "m", "é": "\u{1}\t\u{7f}/", "B": null, "a": true,
+        "z": [1, 1.0, 1e15, 1e16, 1e-4, 1.5e-5, -0.0],
     }));
     assert_eq!(
         manifest.canonical(),
         "{\"B\":null,\"a\":true,\"checksum\":\"crc64nvme\",\"endianness\":\"little\",\
          \"format_version\":1,\"model\":\"m\",\"row_bytes\":{\"0\":131072,\"2\":16384},\
-         \"z\":[1,1.0,1e16,1e-6,-0.0],\"é\":\"\\u0001\\u0009\u{7f}/\"}"
+         \"z\":[1,1.0,1000000000000000.0,1e16,0.0001,1.5e-5,-0.0],\"é\":\"\\u0001\\u0009\u{7f}/\"}"
     );
 }
 

@@ -217,11 +217,11 @@ fn a_file_is_written_read_reserved_and_locked() {
     assert!(other.try_lock_exclusive().unwrap());
     root.unlink("file").unwrap();
     assert_eq!(other.stat().unwrap().links, 0);
-    let room = root.statistics().unwrap();
-    assert!(room.available_bytes <= room.total_bytes && room.block_bytes > 0);
+    let statistics = root.statistics().unwrap();
+    assert!(statistics.available_bytes <= statistics.total_bytes && statistics.block_bytes > 0);
     assert!(
         other
-            .allocate(room.total_bytes.saturating_add(1 << 40))
+            .allocate(statistics.total_bytes.saturating_add(1 << 40))
             .is_err()
     );
 }
