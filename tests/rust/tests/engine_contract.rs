@@ -1,5 +1,7 @@
 //! What every engine does, on a disk and in memory, direct and buffered, plain and wrapped.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod engine_support;
 
 use std::collections::BTreeSet;
@@ -27,27 +29,33 @@ struct Case {
     completions: Completions,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Disk,
+    Memory,
+}
+
 /// Runs `body` with every engine on every kind of root.
 fn with_every_engine(body: impl Fn(&Case)) {
-    for (place, root) in [
-        ("disk", Root::disk as fn() -> Root),
-        ("memory", Root::memory),
-    ] {
+    for place in [Place::Disk, Place::Memory] {
         for direct in [Direct::Yes, Direct::No] {
             for wrapped in [false, true] {
-                let root = root();
+                let root = match place {
+                    Place::Disk => Root::disk(),
+                    Place::Memory => Root::memory(),
+                };
                 let completions = Completions::default();
                 let plain = |sink: CompletionSink| -> Arc<dyn Engine> {
                     Arc::new(threads(&root, direct, sink))
                 };
                 let engine: Arc<dyn Engine> = if wrapped {
-                    let plan = Box::new(|_: &_| Fault::None);
+                    let faultless = Box::new(|_: &_| Fault::None);
                     let build = |sink| Ok::<_, ()>(plain(sink));
-                    Arc::new(FaultyEngine::new(completions.sink(), plan, build).unwrap())
+                    Arc::new(FaultyEngine::new(completions.sink(), faultless, build).unwrap())
                 } else {
                     plain(completions.sink())
                 };
-                let name = format!("{} {place} {direct:?} wrapped: {wrapped}", engine.name());
+                let name = format!("{} {place:?} {direct:?} wrapped: {wrapped}", engine.name());
                 body(&Case {
                     name,
                     root,

@@ -1,6 +1,8 @@
 //! The order, the deadlines and the failures of the `threads` engine, over an executor that does
 //! what the test says.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod engine_support;
 
 use std::collections::BTreeSet;

@@ -1,6 +1,14 @@
 //! What the tests of engines share: roots, files, operations.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::allow_attributes,
+    reason = "a test fails by panicking; see below"
+)]
+#![allow(
+    dead_code,
+    reason = "each test binary uses a part, so no `expect` fits all"
+)]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +122,7 @@ pub(crate) fn operation(
         channel: Channel::Rows,
         offset,
         segments,
-        deadline: SystemClock.now() + Duration::from_secs(60),
+        deadline: SystemClock.now() + Duration::from_mins(1),
     }
 }
 
