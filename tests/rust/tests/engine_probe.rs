@@ -26,6 +26,13 @@ fn a_probe_names_what_it_found_in_one_line_and_leaves_nothing_behind() {
         assert!(found.slot_align().is_power_of_two() && found.slot_align() <= 4096);
         assert_eq!(root.directory.entries().unwrap(), []);
         assert!(found.locks);
+        let map = found.to_map();
+        assert_eq!(map["slot_align"], found.slot_align());
+        assert_eq!(
+            (&map["io_backend"], &map["io_mode"]),
+            (&"threads".into(), &found.io_mode().into())
+        );
+        assert_eq!(found.summary(), line);
     }
 }
 

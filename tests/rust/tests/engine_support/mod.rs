@@ -1,10 +1,6 @@
 //! What the tests of engines share: roots, files, operations.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::allow_attributes,
-    reason = "a test fails by panicking; see below"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(
     dead_code,
     reason = "each test binary uses a part, so no `expect` fits all"
@@ -81,7 +77,12 @@ pub(crate) fn threads(root: &Root, direct: Direct, sink: CompletionSink) -> Thre
     } else {
         Alignment::NONE
     };
-    let executor = FileExecutor::new(FileCache::new(24), Arc::new(SystemClock), direct, alignment);
+    let executor = FileExecutor::new(
+        Arc::new(FileCache::new(24)),
+        Arc::new(SystemClock),
+        direct,
+        alignment,
+    );
     start(
         Arc::new(executor),
         Arc::new(SystemClock),
@@ -96,7 +97,7 @@ pub(crate) fn start(
     counts: ThreadCounts,
     sink: CompletionSink,
 ) -> Threads {
-    Threads::start(executor, clock, counts, sink).unwrap()
+    Threads::with_executor(executor, clock, counts, sink).unwrap()
 }
 
 pub(crate) fn segment(arena: &Arc<Arena>, offset: usize, length: usize) -> Segment {
