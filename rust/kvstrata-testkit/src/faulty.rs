@@ -149,8 +149,9 @@ impl Shared {
         }
         drop(state);
         due.extend(ready.into_iter().map(|(_, completion)| completion));
-        due.into_iter()
-            .for_each(|completion| self.deliver(completion));
+        for completion in due {
+            self.deliver(completion);
+        }
     }
 }
 
@@ -225,7 +226,8 @@ impl Engine for FaultyEngine {
     fn is_started(&self, operation: OperationId) -> bool {
         let state = lock(&self.shared.state);
         let is_it = |completion: &Completion| completion.operation.id == operation;
-        let kept_back = state.held.iter().any(is_it)
+        let kept_back = state.faults.get(&operation) == Some(&Fault::Hold)
+            || state.held.iter().any(is_it)
             || state
                 .delayed
                 .iter()

@@ -108,8 +108,8 @@ impl Model {
     }
 }
 
-fn apply(step: Step, model: &mut Model, policy: &mut dyn EvictionPolicy) {
-    match step {
+fn apply(step: &Step, model: &mut Model, policy: &mut dyn EvictionPolicy) {
+    match *step {
         Step::Insert(entry, container) => {
             model.rows.insert(
                 entry,
@@ -189,7 +189,7 @@ proptest! {
         let mut model = Model::default();
         let mut policy = create("lru").unwrap();
         for step in steps {
-            apply(step, &mut model, &mut *policy);
+            apply(&step, &mut model, &mut *policy);
             prop_assert_eq!(policy.len(), model.rows.len());
             for class in [Class(0), Class(1), Class(2)] {
                 let ages = model.by_age(class);

@@ -96,7 +96,7 @@ impl FileCache {
         let (opened, is_new) = if let Some(open) = &*held {
             (Arc::clone(open), false)
         } else {
-            let opened = file.directory.open(&file.name, file.access, direct)?;
+            let opened = self.open_file(file, direct)?;
             (Arc::clone(held.insert(Arc::new(opened))), true)
         };
         let stat = opened.stat();
@@ -114,12 +114,21 @@ impl FileCache {
         Ok((opened, stat.size_bytes))
     }
 
-    /// Closes the half of the descriptors that were used longest ago; for when the process has
-    /// run out of them.
-    pub fn shrink(&self) {
-        let mut open = lock(&self.open);
-        let keep = open.len() / 2;
-        Self::close_down_to(&mut open, keep);
+    /// Opens the file; when the process has run out of descriptors, gives up half of the cache and
+    /// tries once more.
+    fn open_file(&self, file: &DataFile, direct: Direct) -> io::Result<File> {
+        let open = || file.directory.open(&file.name, file.access, direct);
+        let opened = open();
+        let errno = opened.as_ref().err().and_then(io::Error::raw_os_error);
+        let exhausted = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error()));
+        if !exhausted.contains(&errno) {
+            return opened;
+        }
+        let mut known = lock(&self.open);
+        let keep = known.len() / 2;
+        Self::close_down_to(&mut known, keep);
+        drop(known);
+        open()
     }
 
     fn register(&self, file: &Arc<DataFile>, direct: Direct) {

@@ -5,6 +5,7 @@ use std::io;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde_json::{Map, Value, json};
 
 use super::Alignment;
 use crate::buffer::aligned::PAGE_BYTES;
@@ -64,6 +65,30 @@ impl Capabilities {
     /// a copy.
     pub fn slot_align(&self) -> usize {
         self.alignment.slot_bytes()
+    }
+
+    /// One line for the log.
+    pub fn summary(&self) -> String {
+        self.to_string()
+    }
+
+    /// The facts by name, for the tier's `capabilities()`.
+    pub fn to_map(&self) -> Map<String, Value> {
+        let facts = json!({
+            "io_backend": self.io_backend,
+            "io_mode": self.io_mode(),
+            "slot_align": self.slot_align(),
+            "file_system": self.file_system,
+            "may_hang": self.may_hang,
+            "fallocate": self.fallocate,
+            "locks": self.locks,
+            "directory_sync": self.directory_sync,
+            "remarks": self.remarks,
+        });
+        match facts {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
     }
 }
 

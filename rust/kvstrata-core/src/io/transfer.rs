@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn more_vectors_than_one_call_takes_are_split() {
         let mut calls = script(&[]);
-        let moved = run(request(Direction::Read, &[512; 2500]), &mut calls);
+        let moved = run(request(Direction::Read, &vec![512; 2500]), &mut calls);
         assert_eq!(
             (moved.transferred_bytes, moved.result),
             (2500 * 512, Ok(()))

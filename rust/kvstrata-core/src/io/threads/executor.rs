@@ -43,7 +43,7 @@ pub trait Executor: Send + Sync + Debug {
 /// Executes with `preadv` and `pwritev`.
 #[derive(Debug)]
 pub struct FileExecutor {
-    files: FileCache,
+    files: Arc<FileCache>,
     clock: Arc<dyn Clock>,
     alignment: Alignment,
     direct: AtomicBool,
@@ -57,7 +57,7 @@ impl FileExecutor {
     /// An executor for files of one root. With `direct`, rows go round the page cache, with the
     /// alignment given, until the file system refuses.
     pub fn new(
-        files: FileCache,
+        files: Arc<FileCache>,
         clock: Arc<dyn Clock>,
         direct: Direct,
         alignment: Alignment,
@@ -192,9 +192,8 @@ impl Calls for FileCalls<'_> {
         let opened = self.executor.files.get(&self.operation.file, direct);
         let (file, size_bytes) = match opened {
             Ok(opened) => opened,
+            // No descriptor is left, not even after the cache gave some up: others may soon.
             Err(error) if matches!(errno(&error), libc::EMFILE | libc::ENFILE) => {
-                // No descriptor is left: close some of ours and try again in a moment.
-                self.executor.files.shrink();
                 return Err(Failure::Os(libc::EAGAIN));
             }
             Err(error) => return Err(Failure::Os(errno(&error))),

@@ -18,10 +18,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use super::{
-    Alignment, Completion, CompletionSink, Engine, EngineCounters, Failure, Operation, OperationId,
-    QueueDepth,
+    Alignment, Capabilities, Completion, CompletionSink, Engine, EngineCounters, Failure,
+    Operation, OperationId, QueueDepth,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::file::FileCache;
 use crate::sys::clock::Clock;
 use crate::sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, spawn, wait, wait_timeout};
@@ -111,11 +112,30 @@ impl fmt::Debug for Shared {
 }
 
 impl Threads {
-    /// Starts the engine.
+    /// Starts the engine for files of the root with these capabilities.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] when not even one thread can be started.
     pub fn start(
+        capabilities: &Capabilities,
+        files: Arc<FileCache>,
+        clock: Arc<dyn Clock>,
+        sink: CompletionSink,
+    ) -> Result<Self> {
+        let executor = FileExecutor::new(
+            files,
+            Arc::clone(&clock),
+            capabilities.direct,
+            capabilities.alignment,
+        );
+        Self::with_executor(Arc::new(executor), clock, ThreadCounts::default(), sink)
+    }
+
+    /// Starts the engine over another executor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] when not even one thread can be started.
+    pub fn with_executor(
         executor: Arc<dyn Executor>,
         clock: Arc<dyn Clock>,
         counts: ThreadCounts,
