@@ -90,9 +90,17 @@ pub fn parse_size(field: &str, text: &str) -> Result<Size> {
     let unit = unit.trim().to_ascii_lowercase();
     if unit == "%" {
         let percent: f64 = number.parse().map_err(|_| wrong())?;
-        return if (0.0..=100.0).contains(&percent) { Ok(Size::Percent(percent)) } else { Err(wrong()) };
+        return if (0.0..=100.0).contains(&percent) {
+            Ok(Size::Percent(percent))
+        } else {
+            Err(wrong())
+        };
     }
-    let scale = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?.1;
+    let scale = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(wrong)?
+        .1;
     scaled(number, scale).map(Size::Bytes).ok_or_else(wrong)
 }
 
@@ -132,7 +140,9 @@ pub fn parse_url(url: &str) -> Result<PathBuf> {
         None => url.to_owned(),
     };
     if path.is_empty() {
-        return Err(Error::config("url: is empty; a path or file:///absolute/path is expected"));
+        return Err(Error::config(
+            "url: is empty; a path or file:///absolute/path is expected",
+        ));
     }
     if path.contains('\0') {
         return Err(Error::config(format!("url: {url:?} contains a NUL byte")));
@@ -174,7 +184,9 @@ impl TierOptions {
     /// [`crate::error::ErrorKind::Config`] naming the field.
     pub fn validate(&self) -> Result<()> {
         if self.row_bytes.is_empty() {
-            return Err(Error::config("row_bytes: names no group; at least one is needed"));
+            return Err(Error::config(
+                "row_bytes: names no group; at least one is needed",
+            ));
         }
         for (group, bytes) in &self.row_bytes {
             if *bytes == 0 || *bytes > ROW_BYTES_MAX {
@@ -227,9 +239,25 @@ mod tests {
 
     #[test]
     fn a_wrong_size_names_its_field() {
-        for text in ["", "-1", "1.2.3", "G", "10X", "101%", "-5%", "nan%", "1.", ".5", "99999999999P", "1e3"] {
+        for text in [
+            "",
+            "-1",
+            "1.2.3",
+            "G",
+            "10X",
+            "101%",
+            "-5%",
+            "nan%",
+            "1.",
+            ".5",
+            "99999999999P",
+            "1e3",
+        ] {
             let error = parse_size("capacity", text).unwrap_err();
-            assert!(error.to_string().starts_with("capacity: "), "{text}: {error}");
+            assert!(
+                error.to_string().starts_with("capacity: "),
+                "{text}: {error}"
+            );
         }
     }
 
@@ -242,10 +270,18 @@ mod tests {
 
     #[test]
     fn locations_are_paths_or_file_urls() {
-        assert_eq!(parse_url("file:///var/kv").unwrap(), PathBuf::from("/var/kv"));
+        assert_eq!(
+            parse_url("file:///var/kv").unwrap(),
+            PathBuf::from("/var/kv")
+        );
         assert_eq!(parse_url("/var/kv").unwrap(), PathBuf::from("/var/kv"));
         for wrong in ["", "file://host/x", "s3://bucket", "file://x", "/a\0b"] {
-            assert!(parse_url(wrong).unwrap_err().to_string().starts_with("url: "));
+            assert!(
+                parse_url(wrong)
+                    .unwrap_err()
+                    .to_string()
+                    .starts_with("url: ")
+            );
         }
     }
 }

@@ -163,10 +163,17 @@ impl JobTable {
     /// # Errors
     /// [`ErrorKind::Unavailable`] when no eventfd can be had.
     pub fn new(clock: Arc<dyn Clock>) -> Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
-            Error::new(ErrorKind::Unavailable, "cannot create an eventfd").with_source(errno.into())
-        })?;
-        Ok(Self { table: Mutex::default(), changed: Condvar::new(), event, clock })
+        let event =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
+                Error::new(ErrorKind::Unavailable, "cannot create an eventfd")
+                    .with_source(errno.into())
+            })?;
+        Ok(Self {
+            table: Mutex::default(),
+            changed: Condvar::new(),
+            event,
+            clock,
+        })
     }
 
     /// The eventfd that is readable while finished jobs wait to be polled.
@@ -181,7 +188,11 @@ impl JobTable {
     pub fn begin(&self, job_id: JobId, kind: JobKind, keys: usize) -> Result<()> {
         let mut table = lock(&self.table);
         if table.running.contains_key(&job_id) || table.unpolled.contains_key(&job_id) {
-            let state = if table.running.contains_key(&job_id) { "in flight" } else { "not polled yet" };
+            let state = if table.running.contains_key(&job_id) {
+                "in flight"
+            } else {
+                "not polled yet"
+            };
             return Err(Error::argument(format!("job_id: {job_id} is {state}")));
         }
         let job = Job {
@@ -235,7 +246,11 @@ impl JobTable {
             job_id,
             kind: job.kind,
             // Every outcome is set here: `open` reached zero.
-            outcomes: job.outcomes.into_iter().map(|o| o.unwrap_or(Outcome::Dropped)).collect(),
+            outcomes: job
+                .outcomes
+                .into_iter()
+                .map(|o| o.unwrap_or(Outcome::Dropped))
+                .collect(),
             busy: job.busy,
             bytes: job.bytes,
             duration: self.clock.now().saturating_duration_since(job.begun),

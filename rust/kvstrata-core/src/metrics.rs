@@ -28,7 +28,10 @@ struct OutcomeCounters([Counter; Outcome::ALL.len()]);
 
 impl OutcomeCounters {
     fn count(&self, outcome: Outcome) {
-        let found = Outcome::ALL.iter().zip(&self.0).find(|(of, _)| **of == outcome);
+        let found = Outcome::ALL
+            .iter()
+            .zip(&self.0)
+            .find(|(of, _)| **of == outcome);
         if let Some((_, counter)) = found {
             counter.add(1);
         }

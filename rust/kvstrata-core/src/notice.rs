@@ -51,7 +51,10 @@ pub struct Notices {
 impl Notices {
     /// No lines yet.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { waiting: Mutex::default(), clock }
+        Self {
+            waiting: Mutex::default(),
+            clock,
+        }
     }
 
     /// Keeps a line about `subject`, unless one was kept less than ten seconds ago; then it is

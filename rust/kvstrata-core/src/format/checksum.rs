@@ -59,6 +59,14 @@ impl RowChecksum {
     }
 }
 
+impl RowChecksum {
+    /// The checksum that an entry's field holds; `None` when the field's other half is in use.
+    pub fn from_field(field: &[u8; CHECKSUM_FIELD_BYTES]) -> Option<Self> {
+        let value = u64::try_from(u128::from_le_bytes(*field)).ok()?;
+        Some(Self(value))
+    }
+}
+
 /// Computes the checksum of a row whose payload comes in pieces.
 pub struct RowHasher(Digest);
 

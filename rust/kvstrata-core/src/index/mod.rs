@@ -38,7 +38,10 @@ impl Fingerprinter {
     /// The fingerprint of `key`.
     pub fn of(&self, key: &Key) -> Fingerprint {
         let hash = blake3::keyed_hash(&self.secret, key.as_bytes());
-        let (low, rest) = hash.as_bytes().split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+        let (low, rest) = hash
+            .as_bytes()
+            .split_first_chunk::<8>()
+            .unwrap_or((&[0; 8], &[]));
         let high = rest.first_chunk::<8>().unwrap_or(&[0; 8]);
         Fingerprint([u64::from_le_bytes(*low), u64::from_le_bytes(*high)])
     }
@@ -86,7 +89,10 @@ pub struct Index {
 
 impl core::fmt::Debug for Index {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        formatter.debug_struct("Index").field("listed", &self.table.len()).finish_non_exhaustive()
+        formatter
+            .debug_struct("Index")
+            .field("listed", &self.table.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -125,19 +131,25 @@ impl Index {
     ///
     /// Returns `None` when 2^32 - 1 entries are in use.
     pub fn insert(&mut self, entry: IndexEntry) -> Option<EntryId> {
-        debug_assert!(self.find(entry.fingerprint).is_none(), "a key is listed twice");
+        debug_assert!(
+            self.find(entry.fingerprint).is_none(),
+            "a key is listed twice"
+        );
         let at = if let Some(at) = self.vacant.pop() {
             *self.slab.get_mut(usize::try_from(at).ok()?)? = entry;
             at
         } else {
-            let at = u32::try_from(self.slab.len()).ok().filter(|at| *at != u32::MAX)?;
+            let at = u32::try_from(self.slab.len())
+                .ok()
+                .filter(|at| *at != u32::MAX)?;
             self.slab.push(entry);
             at
         };
         let slab = &self.slab;
-        self.table.insert_unique(entry.fingerprint.0[0], at, |other| {
-            entry_at(slab, *other).map_or(0, |entry| entry.fingerprint.0[0])
-        });
+        self.table
+            .insert_unique(entry.fingerprint.0[0], at, |other| {
+                entry_at(slab, *other).map_or(0, |entry| entry.fingerprint.0[0])
+            });
         Some(EntryId(at))
     }
 
@@ -146,7 +158,10 @@ impl Index {
         let Some(entry) = self.get(id).copied() else {
             return;
         };
-        if let Ok(found) = self.table.find_entry(entry.fingerprint.0[0], |at| *at == id.0) {
+        if let Ok(found) = self
+            .table
+            .find_entry(entry.fingerprint.0[0], |at| *at == id.0)
+        {
             found.remove();
         }
         if let Some(entry) = self.get_mut(id) {
@@ -156,7 +171,10 @@ impl Index {
 
     /// Gives the record of an unlisted entry back.
     pub fn forget(&mut self, id: EntryId) {
-        debug_assert!(self.get(id).is_some_and(|entry| !entry.listed && entry.pins == 0));
+        debug_assert!(
+            self.get(id)
+                .is_some_and(|entry| !entry.listed && entry.pins == 0)
+        );
         self.vacant.push(id.0);
     }
 
@@ -164,7 +182,9 @@ impl Index {
     pub fn reserve(&mut self, more: usize) {
         self.slab.reserve(more);
         let slab = &self.slab;
-        self.table.reserve(more, |at| entry_at(slab, *at).map_or(0, |e| e.fingerprint.0[0]));
+        self.table.reserve(more, |at| {
+            entry_at(slab, *at).map_or(0, |e| e.fingerprint.0[0])
+        });
     }
 
     /// Ids of all listed entries, in no particular order.
@@ -194,7 +214,10 @@ mod tests {
     fn entry(key: &Key, row: u32) -> IndexEntry {
         IndexEntry {
             fingerprint: fingerprint(key),
-            place: RowPlace { container: ContainerId(0), row },
+            place: RowPlace {
+                container: ContainerId(0),
+                row,
+            },
             class: Class(0),
             checksum: RowChecksum(0),
             store_order: 0,

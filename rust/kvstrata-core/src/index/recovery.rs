@@ -57,7 +57,10 @@ pub fn scan(
 ) -> io::Result<Found> {
     let mut found = Found::default();
     for entry in directory.entries()? {
-        let name = entry.name.to_str().filter(|_| entry.kind == EntryKind::File);
+        let name = entry
+            .name
+            .to_str()
+            .filter(|_| entry.kind == EntryKind::File);
         let Some(name) = name else {
             found.strange += 1;
             continue;
@@ -141,7 +144,9 @@ fn read_table(file: &File, file_id: FileId, geometry: &Geometry) -> io::Result<T
     let mut first = 0;
     while first < geometry.row_count() {
         let rows = rows_per_chunk.min(geometry.row_count().saturating_sub(first));
-        let bytes = usize::try_from(rows).unwrap_or(0).saturating_mul(ENTRY_BYTES);
+        let bytes = usize::try_from(rows)
+            .unwrap_or(0)
+            .saturating_mul(ENTRY_BYTES);
         let chunk = buffer.get_mut(..bytes).unwrap_or(&mut []);
         if !read_all(file, chunk, geometry.entry_offset(first))? {
             break;

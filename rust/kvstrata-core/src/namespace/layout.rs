@@ -3,6 +3,7 @@
 use super::manifest::Manifest;
 use crate::format::{FileId, WriterId};
 use crate::key::GroupId;
+use crate::sys::fs::TEMPORARY_SUFFIX;
 
 /// Name of the file with a namespace's manifest.
 pub const MANIFEST_NAME: &str = "namespace.json";
@@ -101,6 +102,17 @@ pub fn parse_writer_name(name: &str) -> Option<WriterId> {
     is_hexadecimal(name, 32)
         .then(|| u128::from_str_radix(name, 16).ok())?
         .map(|number| WriterId(number.to_be_bytes()))
+}
+
+/// Name of a file that is being made and will be called `name`.
+pub fn temporary_name(name: &str) -> String {
+    format!("{name}{TEMPORARY_SUFFIX}")
+}
+
+/// Whether `name` is that of a row file that was being made.
+pub fn is_temporary_name(name: &str) -> bool {
+    name.strip_suffix(TEMPORARY_SUFFIX)
+        .is_some_and(|name| parse_row_file_name(name).is_some())
 }
 
 #[cfg(test)]

@@ -48,7 +48,13 @@ impl DiskTier {
         let mut state = lock(&self.state);
         let queued: Vec<_> = state.queued.drain(..).collect();
         for store in queued {
-            self.settle_rest(&mut state, &store.request, store.next, Outcome::Dropped, "closed");
+            self.settle_rest(
+                &mut state,
+                &store.request,
+                store.next,
+                Outcome::Dropped,
+                "closed",
+            );
         }
     }
 

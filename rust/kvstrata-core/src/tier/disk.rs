@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::buffer::aligned::AlignedBuffer;
 use crate::buffer::arena::Arena;
@@ -83,7 +83,9 @@ pub struct DiskTier {
 
 impl DiskTier {
     pub(super) fn engine(&self) -> Result<&Arc<dyn Engine>> {
-        self.engine.get().ok_or_else(|| Error::new(ErrorKind::Closed, "the tier has no I/O engine"))
+        self.engine
+            .get()
+            .ok_or_else(|| Error::new(ErrorKind::Closed, "the tier has no I/O engine"))
     }
 
     /// Answers for each key whether a row is there: never waits for I/O.
@@ -97,7 +99,9 @@ impl DiskTier {
         drop(state);
         let metrics = &self.around.metrics;
         metrics.lookups.add(count(keys.len()));
-        metrics.lookup_hits.add(count(found.iter().filter(|hit| **hit).count()));
+        metrics
+            .lookup_hits
+            .add(count(found.iter().filter(|hit| **hit).count()));
         Ok(found.into_iter().map(Some).collect())
     }
 
@@ -107,8 +111,10 @@ impl DiskTier {
         let now = self.around.clock.unix_seconds();
         let mut state = self.open_state()?;
         let inventory = &mut state.inventory;
-        let entries: Vec<_> =
-            fingerprints.iter().filter_map(|of| inventory.index.find(*of)).collect();
+        let entries: Vec<_> = fingerprints
+            .iter()
+            .filter_map(|of| inventory.index.find(*of))
+            .collect();
         inventory.access(&entries, now);
         Ok(())
     }
@@ -179,41 +185,33 @@ impl DiskTier {
 
     /// Checks a job's arguments and turns them into items.
     pub(super) fn items(&self, keys: &[Key], offsets: &[u64]) -> Result<Vec<Item>> {
-        if keys.len() != offsets.len() {
-            return Err(Error::argument(format!(
-                "keys and offsets differ in length: {} and {}",
-                keys.len(),
-                offsets.len()
-            )));
-        }
-        let arena_length = self.around.arena.length();
-        let mut items = Vec::with_capacity(keys.len());
-        for (position, (key, offset)) in keys.iter().zip(offsets).enumerate() {
-            let Some((_, row_bytes)) = self.groups.get(&key.group()) else {
-                return Err(Error::argument(format!(
-                    "keys[{position}]: group {} is not one of this tier's groups",
-                    key.group()
-                )));
-            };
-            let start = usize::try_from(*offset).ok();
-            let end = start.and_then(|start| start.checked_add(*row_bytes));
-            let (Some(start), Some(_)) = (start, end.filter(|end| *end <= arena_length)) else {
-                return Err(Error::argument(format!(
-                    "offsets[{position}]: a slot of {row_bytes} bytes at {offset} does not fit in \
-                     the arena of {arena_length} bytes"
-                )));
-            };
-            let fingerprint = self.fingerprinter.of(key);
-            items.push(Item { key: *key, fingerprint, offset: start, row_bytes: *row_bytes });
-        }
-        check_distinct(&items)?;
-        Ok(items)
+        check_arguments(keys, offsets, self.around.arena.length(), |key| {
+            self.groups
+                .get(&key.group())
+                .map(|(_, row_bytes)| *row_bytes)
+        })
+        .map(|slots| {
+            let items = keys
+                .iter()
+                .zip(slots)
+                .map(|(key, (offset, row_bytes))| Item {
+                    key: *key,
+                    fingerprint: self.fingerprinter.of(key),
+                    offset,
+                    row_bytes,
+                });
+            items.collect()
+        })
     }
 
     /// The lock, while the tier takes calls.
     pub(super) fn open_state(&self) -> Result<crate::sys::sync::MutexGuard<'_, State>> {
         let state = lock(&self.state);
-        if state.phase == Phase::Open { Ok(state) } else { Err(closed()) }
+        if state.phase == Phase::Open {
+            Ok(state)
+        } else {
+            Err(closed())
+        }
     }
 
     /// Gives keys of a job their outcomes.
@@ -231,7 +229,10 @@ impl DiskTier {
         let mut bytes_settled = 0_u64;
         for settlement in settlements {
             metrics.count(request.kind, settlement.outcome);
-            let row_bytes = request.items.get(settlement.position).map_or(0, |item| item.row_bytes);
+            let row_bytes = request
+                .items
+                .get(settlement.position)
+                .map_or(0, |item| item.row_bytes);
             bytes_settled = bytes_settled.saturating_add(count(row_bytes));
             match request.kind {
                 JobKind::Store => metrics.bytes_stored.add(settlement.bytes),
@@ -257,8 +258,9 @@ impl DiskTier {
         outcome: Outcome,
         error: &str,
     ) {
-        let rest: Vec<_> =
-            (next..request.items.len()).map(|position| plain(position, outcome)).collect();
+        let rest: Vec<_> = (next..request.items.len())
+            .map(|position| plain(position, outcome))
+            .collect();
         self.settle(state, request, &rest, Some(error));
     }
 
@@ -282,7 +284,10 @@ impl DiskTier {
             .values()
             .filter(|flight| flight.abandoned)
             .flat_map(|flight| {
-                flight.rows.iter().filter_map(|row| flight.request.items.get(row.position))
+                flight
+                    .rows
+                    .iter()
+                    .filter_map(|row| flight.request.items.get(row.position))
             })
             .map(|item| count(item.offset))
             .collect();
@@ -297,7 +302,22 @@ impl DiskTier {
 
     /// What the root and the machine can do, and what was chosen.
     pub fn capabilities(&self) -> Map<String, Value> {
-        self.capabilities.to_map()
+        let own = &self.capabilities;
+        let all = json!({
+            "io_backend": own.io_backend,
+            "io_mode": own.io_mode(),
+            "slot_align": own.slot_align(),
+            "file_system": own.file_system,
+            "may_hang": own.may_hang,
+            "fallocate": own.fallocate,
+            "locks": own.locks,
+            "directory_sync": own.directory_sync,
+            "remarks": own.remarks,
+        });
+        match all {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
     }
 
     /// Whether stores are given up because the writer thread ended.
@@ -313,7 +333,10 @@ fn order_stored(state: &mut State, request: &Request, now: u32) {
     for (position, entry) in request.take_stored() {
         let same = state.inventory.index.get(entry).is_some_and(|found| {
             found.listed
-                && request.items.get(position).is_some_and(|i| i.fingerprint == found.fingerprint)
+                && request
+                    .items
+                    .get(position)
+                    .is_some_and(|i| i.fingerprint == found.fingerprint)
         });
         if same {
             entries.push(entry);
@@ -322,26 +345,78 @@ fn order_stored(state: &mut State, request: &Request, now: u32) {
     state.inventory.access(&entries, now);
 }
 
-/// Refuses a job that names a key twice or in which slots overlap.
-fn check_distinct(items: &[Item]) -> Result<()> {
-    let mut by_key: Vec<usize> = (0..items.len()).collect();
-    let mut by_offset = by_key.clone();
-    let key_of = |at: &usize| items.get(*at).map(|item| item.fingerprint);
-    by_key.sort_unstable_by_key(key_of);
-    for pair in by_key.windows(2) {
+/// Checks keys and offsets of a job; returns each slot's start and length in the arena.
+///
+/// # Errors
+/// `Argument`, naming the position: lengths that differ, an unknown group, a slot past the
+/// arena's end, a key twice, slots that overlap.
+pub(super) fn check_arguments(
+    keys: &[Key],
+    offsets: &[u64],
+    arena_length: usize,
+    row_bytes: impl Fn(&Key) -> Option<usize>,
+) -> Result<Vec<(usize, usize)>> {
+    if keys.len() != offsets.len() {
+        return Err(Error::argument(format!(
+            "keys and offsets differ in length: {} and {}",
+            keys.len(),
+            offsets.len()
+        )));
+    }
+    let mut slots = Vec::with_capacity(keys.len());
+    for (position, (key, offset)) in keys.iter().zip(offsets).enumerate() {
+        let Some(row_bytes) = row_bytes(key) else {
+            return Err(Error::argument(format!(
+                "keys[{position}]: group {} is not one of this tier's groups",
+                key.group()
+            )));
+        };
+        let start = usize::try_from(*offset).ok();
+        let end = start.and_then(|start| start.checked_add(row_bytes));
+        let (Some(start), Some(_)) = (start, end.filter(|end| *end <= arena_length)) else {
+            return Err(Error::argument(format!(
+                "offsets[{position}]: a slot of {row_bytes} bytes at {offset} does not fit in \
+                 the arena of {arena_length} bytes"
+            )));
+        };
+        slots.push((start, row_bytes));
+    }
+    check_keys_distinct(keys)?;
+    check_slots_apart(&slots)?;
+    Ok(slots)
+}
+
+fn check_keys_distinct(keys: &[Key]) -> Result<()> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    let bytes_of = |at: &usize| keys.get(*at).map(Key::as_bytes);
+    order.sort_unstable_by_key(bytes_of);
+    for pair in order.windows(2) {
         if let [a, b] = pair
-            && key_of(a) == key_of(b)
+            && bytes_of(a) == bytes_of(b)
         {
-            return Err(Error::argument(format!("keys[{}] and keys[{}] are the same", a.min(b), a.max(b))));
+            return Err(Error::argument(format!(
+                "keys[{}] and keys[{}] are the same",
+                a.min(b),
+                a.max(b)
+            )));
         }
     }
-    by_offset.sort_unstable_by_key(|at| items.get(*at).map(|item| item.offset));
-    for pair in by_offset.windows(2) {
+    Ok(())
+}
+
+fn check_slots_apart(slots: &[(usize, usize)]) -> Result<()> {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_unstable_by_key(|at| slots.get(*at));
+    for pair in order.windows(2) {
         if let [a, b] = pair
-            && let (Some(first), Some(second)) = (items.get(*a), items.get(*b))
-            && first.offset.saturating_add(first.row_bytes) > second.offset
+            && let (Some((first, length)), Some((second, _))) = (slots.get(*a), slots.get(*b))
+            && first.saturating_add(*length) > *second
         {
-            let what = if first.offset == second.offset { "are the same" } else { "overlap" };
+            let what = if first == second {
+                "are the same"
+            } else {
+                "overlap"
+            };
             return Err(Error::argument(format!(
                 "the slots at offsets[{}] and offsets[{}] {what}",
                 a.min(b),
@@ -354,7 +429,12 @@ fn check_distinct(items: &[Item]) -> Result<()> {
 
 /// An outcome without bytes.
 pub(super) const fn plain(position: usize, outcome: Outcome) -> Settlement {
-    Settlement { position, outcome, bytes: 0, busy: false }
+    Settlement {
+        position,
+        outcome,
+        bytes: 0,
+        busy: false,
+    }
 }
 
 /// The error of a call to a closed tier.

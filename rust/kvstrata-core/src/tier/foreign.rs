@@ -33,7 +33,10 @@ pub struct Survey {
 /// # Errors
 /// The error of reading the root itself; what cannot be read below it is left out.
 pub fn survey(root: &Directory, own: &str) -> io::Result<Survey> {
-    let mut survey = Survey { other_bytes: root.allocated_bytes()?, ..Survey::default() };
+    let mut survey = Survey {
+        other_bytes: root.allocated_bytes()?,
+        ..Survey::default()
+    };
     for entry in root.entries()? {
         let Some(name) = entry.name.to_str() else {
             continue;
@@ -49,7 +52,9 @@ pub fn survey(root: &Directory, own: &str) -> io::Result<Survey> {
         }
     }
     // Taken from the end: the file that was written longest ago goes first.
-    survey.foreign.sort_by_key(|file| core::cmp::Reverse(file.modified_unix_seconds));
+    survey
+        .foreign
+        .sort_by_key(|file| core::cmp::Reverse(file.modified_unix_seconds));
     Ok(survey)
 }
 
@@ -88,7 +93,11 @@ fn walk(directory: &Directory, own: bool, survey: &mut Survey) {
 fn walk_groups(rows: &Directory, own: bool, survey: &mut Survey) {
     survey.other_bytes += rows.allocated_bytes().unwrap_or(0);
     for entry in rows.entries().unwrap_or_default() {
-        let Some(group) = entry.name.to_str().and_then(|name| rows.directory(name).ok()) else {
+        let Some(group) = entry
+            .name
+            .to_str()
+            .and_then(|name| rows.directory(name).ok())
+        else {
             continue;
         };
         survey.other_bytes += group.allocated_bytes().unwrap_or(0);
@@ -102,8 +111,9 @@ fn walk_groups(rows: &Directory, own: bool, survey: &mut Survey) {
             }) else {
                 continue;
             };
-            let stat =
-                group.open(name, Access::Read, Direct::No).and_then(|file| file.stat());
+            let stat = group
+                .open(name, Access::Read, Direct::No)
+                .and_then(|file| file.stat());
             if let Ok(stat) = stat {
                 survey.foreign.push(ForeignFile {
                     directory: Arc::clone(&group),

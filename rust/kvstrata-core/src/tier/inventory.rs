@@ -67,7 +67,12 @@ impl Inventory {
                 current: None,
             })
             .collect();
-        Self { index, policy, containers: Vec::new(), classes }
+        Self {
+            index,
+            policy,
+            containers: Vec::new(),
+            classes,
+        }
     }
 
     /// The class of a group.
@@ -93,7 +98,9 @@ impl Inventory {
 
     /// A row file, to change it.
     pub fn container_mut(&mut self, id: ContainerId) -> Option<&mut Container> {
-        self.containers.get_mut(usize::try_from(id.0).ok()?)?.as_mut()
+        self.containers
+            .get_mut(usize::try_from(id.0).ok()?)?
+            .as_mut()
     }
 
     /// All row files.
@@ -107,7 +114,11 @@ impl Inventory {
     /// Takes a row file in.
     pub fn add_container(&mut self, container: Container) -> ContainerId {
         let class = container.class;
-        let at = self.containers.iter().position(Option::is_none).unwrap_or(self.containers.len());
+        let at = self
+            .containers
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.containers.len());
         if let Some(place) = self.containers.get_mut(at) {
             *place = Some(container);
         } else {
@@ -150,8 +161,7 @@ impl Inventory {
         let Some(files) = self.classes.get(usize::from(class.0)) else {
             return Vec::new();
         };
-        let order: Vec<ContainerId> =
-            files.current.iter().chain(&files.files).copied().collect();
+        let order: Vec<ContainerId> = files.current.iter().chain(&files.files).copied().collect();
         let mut places = Vec::new();
         let mut rows = Vec::new();
         for id in order {
@@ -165,7 +175,10 @@ impl Inventory {
             rows.clear();
             container.rows.take(left, &mut rows);
             if !rows.is_empty() {
-                places.extend(rows.iter().map(|row| RowPlace { container: id, row: *row }));
+                places.extend(rows.iter().map(|row| RowPlace {
+                    container: id,
+                    row: *row,
+                }));
                 if let Some(files) = self.classes.get_mut(usize::from(class.0)) {
                     files.current = Some(id);
                 }
@@ -211,7 +224,10 @@ impl Inventory {
             access_dirty: false,
             listed: true,
         })?;
-        let placement = Placement { class, container: row.place.container };
+        let placement = Placement {
+            class,
+            container: row.place.container,
+        };
         self.policy.insert(id, placement);
         if let Some(container) = self.container_mut(row.place.container) {
             container.rows.set(row.place.row, RowUse::Occupied(id));
@@ -297,8 +313,11 @@ impl Inventory {
     pub fn evict(&mut self, need: usize, class: Class, keep_from: u64) -> Option<Vec<RowPlace>> {
         let mut victims = Vec::with_capacity(need);
         let index = &self.index;
-        let protected =
-            |id: EntryId| index.get(id).is_some_and(|entry| entry.store_order >= keep_from);
+        let protected = |id: EntryId| {
+            index
+                .get(id)
+                .is_some_and(|entry| entry.store_order >= keep_from)
+        };
         if !self.policy.evict(need, class, &protected, &mut victims) {
             return None;
         }
@@ -354,6 +373,7 @@ impl Inventory {
 
     /// The file that holds a row.
     pub fn row_file(&self, place: RowPlace) -> Option<&Arc<RowFile>> {
-        self.container(place.container).map(|container| &container.row_file)
+        self.container(place.container)
+            .map(|container| &container.row_file)
     }
 }

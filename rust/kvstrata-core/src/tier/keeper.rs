@@ -36,13 +36,21 @@ impl DiskTier {
             while let Some(front) = state.deadlines.front()
                 && (front.is_done() || front.deadline <= now)
             {
-                due.extend(state.deadlines.pop_front().filter(|request| !request.is_done()));
+                due.extend(
+                    state
+                        .deadlines
+                        .pop_front()
+                        .filter(|request| !request.is_done()),
+                );
             }
             if !due.is_empty() {
                 return Some(due);
             }
             let next = state.deadlines.front().map(|front| front.deadline);
-            let overdue = state.flights.values().any(|flight| flight.request.deadline <= now);
+            let overdue = state
+                .flights
+                .values()
+                .any(|flight| flight.request.deadline <= now);
             state = match (next, overdue) {
                 (None, false) => wait(&self.watch, state),
                 (_, true) => {
@@ -69,7 +77,10 @@ impl DiskTier {
         match request.kind {
             JobKind::Store => {
                 let mut state = lock(&self.state);
-                let at = state.queued.iter().position(|q| Arc::ptr_eq(&q.request, request));
+                let at = state
+                    .queued
+                    .iter()
+                    .position(|q| Arc::ptr_eq(&q.request, request));
                 if let Some(store) = at.and_then(|at| state.queued.remove(at)) {
                     let why = "not started by its deadline";
                     self.settle_rest(&mut state, request, store.next, Outcome::Timeout, why);

@@ -30,9 +30,15 @@ impl DiskTier {
         let deadline = self.around.clock.now().checked_add(self.deadline);
         let mut state = self.open_state()?;
         let now = self.around.clock.now();
-        let request =
-            Arc::new(Request::new(job_id, JobKind::Load, items, deadline.unwrap_or(now)));
-        self.around.jobs.begin(job_id, JobKind::Load, request.items.len())?;
+        let request = Arc::new(Request::new(
+            job_id,
+            JobKind::Load,
+            items,
+            deadline.unwrap_or(now),
+        ));
+        self.around
+            .jobs
+            .begin(job_id, JobKind::Load, request.items.len())?;
         if request.items.is_empty() {
             return Ok(());
         }
@@ -49,11 +55,7 @@ impl DiskTier {
     }
 
     /// Finds and pins the rows of a load; their one access is counted here.
-    fn pin_rows(
-        &self,
-        state: &mut State,
-        request: &Request,
-    ) -> (Vec<FlightRow>, Vec<Settlement>) {
+    fn pin_rows(&self, state: &mut State, request: &Request) -> (Vec<FlightRow>, Vec<Settlement>) {
         let (mut rows, mut misses) = (Vec::new(), Vec::new());
         let mut accessed: Vec<EntryId> = Vec::with_capacity(request.items.len());
         for (position, item) in request.items.iter().enumerate() {
@@ -78,7 +80,9 @@ impl DiskTier {
                 counter: 0,
             });
         }
-        state.inventory.access(&accessed, self.around.clock.unix_seconds());
+        state
+            .inventory
+            .access(&accessed, self.around.clock.unix_seconds());
         (rows, misses)
     }
 
@@ -93,8 +97,12 @@ impl DiskTier {
         for run in plan::runs(rows, &state.inventory) {
             let epoch = state.epoch;
             if let Some(operation) = self.operation(state, request, &run, Direction::Read) {
-                let flight =
-                    Flight { request: Arc::clone(request), rows: run, epoch, abandoned: false };
+                let flight = Flight {
+                    request: Arc::clone(request),
+                    rows: run,
+                    epoch,
+                    abandoned: false,
+                };
                 state.flights.insert(operation.id, flight);
                 operations.push(operation);
             }
@@ -134,8 +142,8 @@ impl DiskTier {
     pub(super) fn complete_load(&self, flight: Flight, completion: Completion) {
         match completion.result {
             Ok(()) => self.settle_read(&flight),
-            Err(Failure::TimedOut | Failure::Closed) => {
-                self.settle_failed_load(&flight, Outcome::Timeout, "not started by its deadline");
+            Err(failure @ (Failure::TimedOut | Failure::Closed)) => {
+                self.settle_failed_load(&flight, Outcome::Timeout, &failure.to_string());
             }
             // One bad row costs its neighbours nothing: each is read again alone.
             Err(_) if flight.rows.len() > 1 && !flight.abandoned => self.split_load(flight),
@@ -153,7 +161,12 @@ impl DiskTier {
                 let epoch = flight.epoch;
                 state.flights.insert(
                     operation.id,
-                    Flight { request, rows: run, epoch, abandoned: false },
+                    Flight {
+                        request,
+                        rows: run,
+                        epoch,
+                        abandoned: false,
+                    },
                 );
                 operations.push(operation);
             }
@@ -166,8 +179,11 @@ impl DiskTier {
 
     fn settle_read(&self, flight: &Flight) {
         // The slots are this job's own: they are verified where they lie, without the lock.
-        let verdicts: Vec<Verdict> =
-            flight.rows.iter().map(|row| self.verify(flight, row)).collect();
+        let verdicts: Vec<Verdict> = flight
+            .rows
+            .iter()
+            .map(|row| self.verify(flight, row))
+            .collect();
         let changed: Vec<bool> = flight
             .rows
             .iter()
@@ -190,16 +206,22 @@ impl DiskTier {
                 (Outcome::Ok, Some(item)) => count(item.row_bytes),
                 _ => 0,
             };
-            settlements.push(Settlement { position: row.position, outcome, bytes, busy: false });
+            settlements.push(Settlement {
+                position: row.position,
+                outcome,
+                bytes,
+                busy: false,
+            });
         }
         self.end_load(&mut state, flight, &settlements, None);
     }
 
     /// Compares a row in its slot with its checksum, which covers namespace, key and length.
     fn verify(&self, flight: &Flight, row: &FlightRow) -> Verdict {
-        let payload = flight.request.items.get(row.position).and_then(|item| {
-            Some((item, self.around.arena.bytes(item.offset, item.row_bytes)?))
-        });
+        let payload =
+            flight.request.items.get(row.position).and_then(|item| {
+                Some((item, self.around.arena.bytes(item.offset, item.row_bytes)?))
+            });
         match payload {
             Some((item, payload))
                 if row_checksum(&self.digest, &item.key, payload) == row.checksum =>
@@ -215,7 +237,10 @@ impl DiskTier {
         let Some(item) = flight.request.items.get(row.position) else {
             return true;
         };
-        let file = lock(&self.state).inventory.row_file(row.place).map(Arc::clone);
+        let file = lock(&self.state)
+            .inventory
+            .row_file(row.place)
+            .map(Arc::clone);
         match file.map(|file| file.read_entry(row.place.row)) {
             Some(Ok(Some(entry))) => {
                 entry.key != item.key || entry.checksum != row.checksum.to_field()
@@ -233,14 +258,25 @@ impl DiskTier {
                 .and_then(|container| container.torn_after)
                 .is_some_and(|mark| row.store_order > mark);
         let metrics = &self.around.metrics;
-        if torn { metrics.torn_rows.add(1) } else { metrics.corrupt_rows.add(1) }
+        if torn {
+            metrics.torn_rows.add(1)
+        } else {
+            metrics.corrupt_rows.add(1)
+        }
         self.around.notices.say(Level::Warning, "mismatch", || {
-            let what = if torn { "was cut short by a crash" } else { "is corrupt" };
+            let what = if torn {
+                "was cut short by a crash"
+            } else {
+                "is corrupt"
+            };
             let name = state
                 .inventory
                 .row_file(row.place)
                 .map_or_else(String::new, |file| file.path().display().to_string());
-            format!("row {} of {name} {what}; it counts as a miss", row.place.row)
+            format!(
+                "row {} of {name} {what}; it counts as a miss",
+                row.place.row
+            )
         });
         if let Some(entry) = row.entry {
             state.drop_entry(entry);
@@ -250,7 +286,11 @@ impl DiskTier {
     fn settle_read_failure(&self, flight: &Flight, failure: &Failure) {
         let gone = matches!(failure, Failure::Short)
             || matches!(failure, Failure::Os(errno) if *errno == libc::ENOENT);
-        let outcome = if gone { Outcome::Miss } else { Outcome::IoError };
+        let outcome = if gone {
+            Outcome::Miss
+        } else {
+            Outcome::IoError
+        };
         let place = flight.rows.first().map(|row| row.place);
         let mut state = lock(&self.state);
         if let Some(place) = place {
@@ -258,7 +298,7 @@ impl DiskTier {
                 if state.inventory.lose_container(place.container) > 0 {
                     self.around.metrics.lost_files.add(1);
                 }
-            } else {
+            } else if is_device_error(failure) {
                 state.inventory.retire_row(place);
                 self.around.metrics.retired_rows.add(1);
             }
@@ -266,7 +306,9 @@ impl DiskTier {
         drop(state);
         self.around.metrics.errors.add(1);
         let text = format!("load failed: {failure}");
-        self.around.notices.say(Level::Warning, "load", || text.clone());
+        self.around
+            .notices
+            .say(Level::Warning, "load", || text.clone());
         self.settle_failed_load(flight, outcome, &text);
         // The writer gives lost files back.
         self.work.notify_one();
@@ -278,9 +320,16 @@ impl DiskTier {
         for entry in flight.rows.iter().filter_map(|row| row.entry) {
             state.drop_entry(entry);
         }
-        let outcome = if flight.epoch == state.epoch { outcome } else { Outcome::Miss };
-        let settlements: Vec<_> =
-            flight.rows.iter().map(|row| plain(row.position, outcome)).collect();
+        let outcome = if flight.epoch == state.epoch {
+            outcome
+        } else {
+            Outcome::Miss
+        };
+        let settlements: Vec<_> = flight
+            .rows
+            .iter()
+            .map(|row| plain(row.position, outcome))
+            .collect();
         self.end_load(&mut state, flight, &settlements, Some(error));
     }
 
@@ -328,4 +377,12 @@ impl DiskTier {
         let error = "the device did not answer by the deadline";
         self.settle(&mut state, request, &settlements, Some(error));
     }
+}
+
+/// Whether the device itself failed: the place is not to be trusted again.
+pub(super) const fn is_device_error(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Os(libc::EIO | libc::ENXIO | libc::EUCLEAN | libc::EREMOTEIO)
+    )
 }

@@ -101,7 +101,10 @@ impl Tier {
             Err(error) if options.required => return Err(error),
             Err(error) => Inner::Pending(Pending::start(options, around.clone(), &error)?),
         };
-        Ok(Self { around, inner: Mutex::new(inner) })
+        Ok(Self {
+            around,
+            inner: Mutex::new(inner),
+        })
     }
 
     fn find(&self) -> Result<Found> {
@@ -199,8 +202,7 @@ impl Tier {
                 let clock = &self.around.clock;
                 let begun = clock.now();
                 loop {
-                    let left =
-                        timeout.saturating_sub(clock.now().saturating_duration_since(begun));
+                    let left = timeout.saturating_sub(clock.now().saturating_duration_since(begun));
                     if tier.wait_quiet(left) {
                         return Ok(true);
                     }

@@ -7,10 +7,10 @@ use std::io;
 use crate::buffer::aligned::AlignedBuffer;
 use crate::config::TierOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::eviction;
+use crate::eviction::{self, Class};
 use crate::format::geometry::Geometry;
 use crate::format::superblock::WriterId;
-use crate::index::{Fingerprinter, Index, recovery};
+use crate::index::{Fingerprinter, Index};
 use crate::io::file::{DESCRIPTORS_MAX, FileCache};
 use crate::io::{Completion, CompletionSink, Engine, probe, threads};
 use crate::key::GroupId;
@@ -47,14 +47,23 @@ impl DiskTier {
         options.validate()?;
         let policy = eviction::create(&options.policy)?;
         let manifest = Manifest::new(options.identity.clone(), &options.row_bytes)?;
-        let root = Arc::new(Directory::open_root(&options.root, true, ShareMode::Private)?);
+        let root = Arc::new(Directory::open_root(
+            &options.root,
+            true,
+            ShareMode::Private,
+        )?);
         let root_lock = root_lock::acquire(&root)?;
         let place = open_place(options, root, &manifest)?;
-        let system = place.root.statistics().map_err(|e| unusable(&place.root, &e))?;
+        let system = place
+            .root
+            .statistics()
+            .map_err(|e| unusable(&place.root, &e))?;
         let capacity_bytes = options.capacity.resolve(system.total_bytes);
         check_capacity(&place.groups, capacity_bytes)?;
         let capabilities = probe::probe(&place.root, &options.io_backend)?;
-        around.notices.say(Level::Info, "capabilities", || capabilities.summary());
+        around
+            .notices
+            .say(Level::Info, "capabilities", || capabilities.to_string());
 
         let mut epochs = Epochs::open(place.namespace.directory())
             .map_err(|error| unusable(&place.root, &error))?;
@@ -62,14 +71,18 @@ impl DiskTier {
         let mut inventory = Inventory::new(Index::default(), policy, place.groups.iter().copied());
         let secret = random::<32>().map_err(|error| unusable(&place.root, &error))?;
         let fingerprinter = Fingerprinter::new(secret);
-        let recovered = recover::recover(&recover::Source {
-            directories: &place.directories,
-            groups: &place.groups,
-            digest: place.namespace.digest(),
-            cache: &cache,
-            fingerprinter: &fingerprinter,
-            around: &around,
-        }, &mut epochs, &mut inventory)
+        let recovered = recover::recover(
+            &recover::Source {
+                directories: &place.directories,
+                groups: &place.groups,
+                digest: place.namespace.digest(),
+                cache: &cache,
+                fingerprinter: &fingerprinter,
+                around: &around,
+            },
+            &mut epochs,
+            &mut inventory,
+        )
         .map_err(|error| unusable(&place.root, &error))?;
         let survey = foreign::survey(&place.root, &layout::directory_name(&manifest))
             .map_err(|error| unusable(&place.root, &error))?;
@@ -128,12 +141,16 @@ impl DiskTier {
             }
         });
         let clock = Arc::clone(&self.around.clock);
-        let engine: Arc<dyn Engine> =
-            Arc::new(threads::Threads::start(&self.capabilities, cache, clock, sink)?);
+        let engine: Arc<dyn Engine> = Arc::new(threads::Threads::start(
+            &self.capabilities,
+            cache,
+            clock,
+            sink,
+        )?);
         let _ = self.engine.set(engine);
-        let started = self.spawn_loop("kvstrata-writer", |tier| tier.write_loop()).and_then(|()| {
-            self.spawn_loop("kvstrata-keeper", |tier| tier.keep_loop())
-        });
+        let started = self
+            .spawn_loop("kvstrata-writer", |tier| tier.write_loop())
+            .and_then(|()| self.spawn_loop("kvstrata-keeper", |tier| tier.keep_loop()));
         started.map_err(|error| {
             let mut state = lock(&self.state);
             state.phase = Phase::Stopping;
@@ -141,8 +158,11 @@ impl DiskTier {
             drop(state);
             self.watch.notify_all();
             self.work.notify_all();
-            Error::new(ErrorKind::Unavailable, "the tier's threads cannot be started")
-                .with_source(error)
+            Error::new(
+                ErrorKind::Unavailable,
+                "the tier's threads cannot be started",
+            )
+            .with_source(error)
         })
     }
 
@@ -157,15 +177,24 @@ impl DiskTier {
 /// Opens or makes the namespace and a directory for each group.
 fn open_place(options: &TierOptions, root: Arc<Directory>, manifest: &Manifest) -> Result<Place> {
     let namespace = Namespace::open(&root, manifest)?;
-    let groups: Vec<(GroupId, u64)> =
-        options.row_bytes.iter().map(|(group, bytes)| (*group, *bytes)).collect();
+    let groups: Vec<(GroupId, u64)> = options
+        .row_bytes
+        .iter()
+        .map(|(group, bytes)| (*group, *bytes))
+        .collect();
     let mut directories = Vec::with_capacity(groups.len());
     for (group, _) in &groups {
-        let directory =
-            namespace.group_directory(*group).map_err(|error| unusable(&root, &error))?;
+        let directory = namespace
+            .group_directory(*group)
+            .map_err(|error| unusable(&root, &error))?;
         directories.push(Arc::new(directory));
     }
-    Ok(Place { root, namespace, directories, groups })
+    Ok(Place {
+        root,
+        namespace,
+        directories,
+        groups,
+    })
 }
 
 /// Refuses a capacity in which a group could not store a single row.
@@ -186,11 +215,17 @@ fn check_capacity(groups: &[(GroupId, u64)], capacity_bytes: u64) -> Result<()> 
 fn class_map(
     inventory: &Inventory,
     groups: &[(GroupId, u64)],
-) -> BTreeMap<GroupId, (crate::eviction::Class, usize)> {
+) -> BTreeMap<GroupId, (Class, usize)> {
     groups
         .iter()
         .filter_map(|(group, row_bytes)| {
-            Some((*group, (inventory.class_of(*group)?, usize::try_from(*row_bytes).ok()?)))
+            Some((
+                *group,
+                (
+                    inventory.class_of(*group)?,
+                    usize::try_from(*row_bytes).ok()?,
+                ),
+            ))
         })
         .collect()
 }

@@ -44,7 +44,10 @@ impl Pending {
         around.notices.say(Level::Warning, "unusable", || {
             format!("the tier stores and loads nothing until its root can be used: {first}")
         });
-        let attempt = Attempt { last_error: first.to_string(), ..Attempt::default() };
+        let attempt = Attempt {
+            last_error: first.to_string(),
+            ..Attempt::default()
+        };
         let pending = Arc::new(Self {
             options,
             around,
@@ -80,6 +83,12 @@ impl Pending {
             let mut attempt = lock(&self.attempt);
             match opened {
                 // What was stored before a reset must not be served: it is reset before it is.
+                Ok(tier) if attempt.stop => {
+                    drop(attempt);
+                    // Nobody has used it: nothing can be busy.
+                    let _ = tier.close(RETRY_FIRST);
+                    return;
+                }
                 Ok(tier) => {
                     if attempt.reset && !tier.reset().unwrap_or(false) {
                         attempt.last_error = "a reset could not be recorded".to_owned();
@@ -124,7 +133,10 @@ impl Pending {
         offsets: &[u64],
     ) -> Result<()> {
         let row_bytes = |key: &Key| {
-            self.options.row_bytes.get(&key.group()).and_then(|bytes| usize::try_from(*bytes).ok())
+            self.options
+                .row_bytes
+                .get(&key.group())
+                .and_then(|bytes| usize::try_from(*bytes).ok())
         };
         check_arguments(keys, offsets, self.around.arena.length(), row_bytes)?;
         let jobs = &self.around.jobs;
@@ -133,7 +145,9 @@ impl Pending {
             JobKind::Store => Outcome::Dropped,
             JobKind::Load => Outcome::Miss,
         };
-        let all: Vec<_> = (0..keys.len()).map(|position| plain(position, outcome)).collect();
+        let all: Vec<_> = (0..keys.len())
+            .map(|position| plain(position, outcome))
+            .collect();
         for _ in keys {
             self.around.metrics.count(kind, outcome);
         }

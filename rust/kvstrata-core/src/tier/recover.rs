@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::format::row_table::RowEntry;
 use crate::format::checksum::RowChecksum;
+use crate::format::row_table::RowEntry;
 use crate::format::superblock::NamespaceDigest;
 use crate::index::recovery::{Found, FoundFile, scan};
 use crate::index::{Fingerprinter, RowPlace};
@@ -72,7 +72,11 @@ pub fn recover(
             take_file(source, directory, *group, file, inventory, &mut candidates);
         }
     }
-    let newest = candidates.iter().map(|candidate| candidate.entry.epoch).max().unwrap_or(0);
+    let newest = candidates
+        .iter()
+        .map(|candidate| candidate.entry.epoch)
+        .max()
+        .unwrap_or(0);
     if newest > epochs.current() {
         // The record of a reset was lost: nothing stored under any epoch may come back.
         source.around.notices.say(Level::Warning, "epoch", || {
@@ -80,7 +84,9 @@ pub fn recover(
         });
         epochs.advance(newest.saturating_add(1))?;
     }
-    let orders = candidates.iter().map(|candidate| candidate.entry.store_order);
+    let orders = candidates
+        .iter()
+        .map(|candidate| candidate.entry.store_order);
     recovered.last_store_order = recovered.last_store_order.max(orders.max().unwrap_or(0));
     list(source, epochs.current(), inventory, candidates);
     Ok(recovered)
@@ -117,18 +123,33 @@ fn take_file(
     };
     let geometry = file.superblock.geometry;
     let mut rows = Rows::new(geometry.row_count());
-    for row in file.entries.iter().map(|(row, _)| *row).chain(file.damaged.iter().copied()) {
+    for row in file
+        .entries
+        .iter()
+        .map(|(row, _)| *row)
+        .chain(file.damaged.iter().copied())
+    {
         rows.set_stale(row, true);
     }
     for row in file.cut_at.unwrap_or(u32::MAX)..geometry.row_count() {
         rows.set(row, RowUse::Retired);
     }
-    source.around.metrics.junk.add(count(file.damaged.len()) + u64::from(file.cut_at.is_some()));
+    source
+        .around
+        .metrics
+        .junk
+        .add(count(file.damaged.len()) + u64::from(file.cut_at.is_some()));
     let data_file = DataFile::new(Arc::clone(directory), file.name, Access::Write);
     let cache = Arc::clone(source.cache);
     let clean = file.superblock.clean_store_order;
     let container = inventory.add_container(Container {
-        row_file: Arc::new(RowFile::new(data_file, cache, file.superblock, false, file.changes)),
+        row_file: Arc::new(RowFile::new(
+            data_file,
+            cache,
+            file.superblock,
+            false,
+            file.changes,
+        )),
         class,
         rows,
         allocated_bytes: file.allocated_bytes,
@@ -136,9 +157,15 @@ fn take_file(
         torn_after: Some(clean),
     });
     let whole = file.cut_at.unwrap_or(u32::MAX);
-    candidates.extend(file.entries.into_iter().filter(|(row, _)| *row < whole).map(
-        |(row, entry)| Candidate { place: RowPlace { container, row }, entry },
-    ));
+    candidates.extend(
+        file.entries
+            .into_iter()
+            .filter(|(row, _)| *row < whole)
+            .map(|(row, entry)| Candidate {
+                place: RowPlace { container, row },
+                entry,
+            }),
+    );
 }
 
 /// Lists the rows of one epoch in the order of their last access; of two rows of a key the one
@@ -153,18 +180,27 @@ fn list(
     inventory.index.reserve(candidates.len());
     // Within one second the tail of a request, stored last, is the colder end.
     candidates.sort_unstable_by_key(|candidate| {
-        (candidate.entry.access_time, core::cmp::Reverse(candidate.entry.store_order))
+        (
+            candidate.entry.access_time,
+            core::cmp::Reverse(candidate.entry.store_order),
+        )
     });
     for Candidate { place, entry } in candidates {
         let fingerprint = source.fingerprinter.of(&entry.key);
-        let older = inventory.index.find(fingerprint).and_then(|id| inventory.index.get(id));
+        let older = inventory
+            .index
+            .find(fingerprint)
+            .and_then(|id| inventory.index.get(id));
         if older.is_some_and(|older| older.store_order > entry.store_order) {
             continue;
         }
+        let Some(checksum) = RowChecksum::from_field(&entry.checksum) else {
+            continue;
+        };
         let listed = inventory.publish(NewRow {
             fingerprint,
             place,
-            checksum: checksum_of(&entry),
+            checksum,
             store_order: entry.store_order,
             access_time: entry.access_time,
         });
@@ -174,9 +210,4 @@ fn list(
             container.rows.set_stale(place.row, false);
         }
     }
-}
-
-/// The checksum that an entry's field holds.
-fn checksum_of(entry: &RowEntry) -> RowChecksum {
-    RowChecksum::from_field(&entry.checksum)
 }

@@ -43,7 +43,14 @@ impl Request {
     /// A job with nothing done yet.
     pub fn new(job_id: JobId, kind: JobKind, items: Vec<Item>, deadline: Instant) -> Self {
         let open = AtomicUsize::new(items.len());
-        Self { job_id, kind, items, deadline, open, stored: Mutex::default() }
+        Self {
+            job_id,
+            kind,
+            items,
+            deadline,
+            open,
+            stored: Mutex::default(),
+        }
     }
 
     /// Counts `settled` keys as done; says whether these were the last.

@@ -16,14 +16,23 @@ const HOLDER_BYTES_MAX: usize = 256;
 /// `Config` naming the root and the holder when another tier, of this process or another, has it.
 pub fn acquire(root: &Directory) -> Result<File> {
     let refused = |error: io::Error| {
-        Error::config(format!("root {}: {ROOT_LOCK_NAME} cannot be used", root.path().display()))
-            .with_source(error)
+        Error::config(format!(
+            "root {}: {ROOT_LOCK_NAME} cannot be used",
+            root.path().display()
+        ))
+        .with_source(error)
     };
     let file = open_or_create(root).map_err(refused)?;
     if !file.try_lock_exclusive().map_err(refused)? {
-        let holder = root.read_file(ROOT_LOCK_NAME, HOLDER_BYTES_MAX).unwrap_or_default();
+        let holder = root
+            .read_file(ROOT_LOCK_NAME, HOLDER_BYTES_MAX)
+            .unwrap_or_default();
         let holder = String::from_utf8_lossy(&holder).trim().to_owned();
-        let holder = if holder.is_empty() { "an unknown process".to_owned() } else { holder };
+        let holder = if holder.is_empty() {
+            "an unknown process".to_owned()
+        } else {
+            holder
+        };
         return Err(Error::config(format!(
             "root {} is in use by {holder}; one process can use a root: close that one or choose \
              another root",
@@ -36,7 +45,9 @@ pub fn acquire(root: &Directory) -> Result<File> {
         rustix::process::getpid().as_raw_nonzero(),
         node.nodename().to_string_lossy()
     );
-    file.set_length(0).and_then(|()| file.write_all_at(text.as_bytes(), 0)).map_err(refused)?;
+    file.set_length(0)
+        .and_then(|()| file.write_all_at(text.as_bytes(), 0))
+        .map_err(refused)?;
     Ok(file)
 }
 

@@ -46,8 +46,18 @@ impl RowFile {
         changes: ChangePage,
     ) -> Self {
         let (geometry, file_id) = (superblock.geometry, superblock.file_id);
-        let header = Mutex::new(Header { superblock, raised, changes });
-        Self { file, geometry, file_id, cache, header }
+        let header = Mutex::new(Header {
+            superblock,
+            raised,
+            changes,
+        });
+        Self {
+            file,
+            geometry,
+            file_id,
+            cache,
+            header,
+        }
     }
 
     /// Where the file is, for messages.
@@ -93,7 +103,10 @@ impl RowFile {
             return Ok(());
         }
         self.table()?.sync_data()?;
-        let next = Superblock { clean_store_order: store_order, ..header.superblock };
+        let next = Superblock {
+            clean_store_order: store_order,
+            ..header.superblock
+        };
         self.write_superblock(&next)?;
         header.superblock = next;
         Ok(())
@@ -142,8 +155,10 @@ impl RowFile {
             let bytes: Vec<u8> = run.iter().flat_map(|(_, entry)| *entry).collect();
             table.write_all_at(&bytes, self.geometry.entry_offset(*first))?;
         }
-        let regions: BTreeSet<u32> =
-            sorted.iter().map(|(row, _)| self.geometry.region_of(*row)).collect();
+        let regions: BTreeSet<u32> = sorted
+            .iter()
+            .map(|(row, _)| self.geometry.region_of(*row))
+            .collect();
         for region in regions {
             if let Some((counter, offset)) = lock(&self.header).changes.raise(region) {
                 table.write_all_at(&counter.to_le_bytes(), offset)?;
@@ -181,7 +196,8 @@ impl RowFile {
     /// The device's error, or an end of file before the entry's end.
     pub fn read_entry(&self, row: u32) -> io::Result<Option<RowEntry>> {
         let mut bytes = [0; ENTRY_BYTES];
-        self.table()?.read_exact_at(&mut bytes, self.geometry.entry_offset(row))?;
+        self.table()?
+            .read_exact_at(&mut bytes, self.geometry.entry_offset(row))?;
         Ok(RowEntry::decode(&bytes, self.file_id, row).unwrap_or(None))
     }
 }

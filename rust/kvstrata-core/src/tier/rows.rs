@@ -33,7 +33,12 @@ impl Rows {
     /// `count` free rows.
     pub fn new(count: u32) -> Self {
         let length = usize::try_from(count).unwrap_or(usize::MAX);
-        Self { uses: vec![FREE; length], stale: vec![0; length.div_ceil(64)], free: count, cursor: 0 }
+        Self {
+            uses: vec![FREE; length],
+            stale: vec![0; length.div_ceil(64)],
+            free: count,
+            cursor: 0,
+        }
     }
 
     /// Number of free rows.
@@ -43,7 +48,11 @@ impl Rows {
 
     /// The use of a row; rows past the end count as retired.
     pub fn get(&self, row: u32) -> RowUse {
-        match usize::try_from(row).ok().and_then(|at| self.uses.get(at)).copied() {
+        match usize::try_from(row)
+            .ok()
+            .and_then(|at| self.uses.get(at))
+            .copied()
+        {
             Some(FREE) => RowUse::Free,
             Some(RESERVED) => RowUse::Reserved,
             Some(RETIRED) | None => RowUse::Retired,
@@ -53,7 +62,10 @@ impl Rows {
 
     /// Sets the use of a row. A retired row stays retired.
     pub fn set(&mut self, row: u32, new: RowUse) {
-        let Some(place) = usize::try_from(row).ok().and_then(|at| self.uses.get_mut(at)) else {
+        let Some(place) = usize::try_from(row)
+            .ok()
+            .and_then(|at| self.uses.get_mut(at))
+        else {
             return;
         };
         if *place == RETIRED {
@@ -83,7 +95,9 @@ impl Rows {
             if left == 0 || self.free == 0 {
                 break;
             }
-            let at = (start.saturating_add(step)).checked_rem(length).unwrap_or(0);
+            let at = (start.saturating_add(step))
+                .checked_rem(length)
+                .unwrap_or(0);
             if self.uses.get(at) == Some(&FREE) {
                 let row = u32::try_from(at).unwrap_or(u32::MAX);
                 self.set(row, RowUse::Reserved);
@@ -96,7 +110,10 @@ impl Rows {
 
     /// The entries of all occupied rows.
     pub fn occupants(&self) -> impl Iterator<Item = EntryId> + '_ {
-        self.uses.iter().filter(|entry| **entry < RETIRED).map(|entry| EntryId(*entry))
+        self.uses
+            .iter()
+            .filter(|entry| **entry < RETIRED)
+            .map(|entry| EntryId(*entry))
     }
 
     /// Whether a row is being written or read out of the table.
@@ -106,7 +123,9 @@ impl Rows {
 
     /// Whether no row is occupied or reserved.
     pub fn is_unused(&self) -> bool {
-        self.uses.iter().all(|entry| matches!(*entry, FREE | RETIRED))
+        self.uses
+            .iter()
+            .all(|entry| matches!(*entry, FREE | RETIRED))
     }
 
     /// Remembers whether the entry on disk must be cleared before the row is overwritten.
@@ -121,7 +140,9 @@ impl Rows {
     /// Whether the entry on disk must be cleared before the row is overwritten.
     pub fn is_stale(&self, row: u32) -> bool {
         let at = usize::try_from(row).unwrap_or(usize::MAX);
-        self.stale.get(at / 64).is_some_and(|word| word & (1 << (at % 64)) != 0)
+        self.stale
+            .get(at / 64)
+            .is_some_and(|word| word & (1 << (at % 64)) != 0)
     }
 }
 

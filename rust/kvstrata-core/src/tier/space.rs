@@ -95,13 +95,45 @@ impl DiskTier {
         lock(&self.state).inventory.take_rows(class, need)
     }
 
+    /// Gives files back until what is there fits the capacity, which may be less than it was.
+    pub(super) fn shrink_to_capacity(&self) {
+        let mut space = lock(&self.space);
+        self.make_room(&mut space, 0);
+        while space.used_bytes > space.capacity_bytes {
+            let state = lock(&self.state);
+            let coldest = state
+                .inventory
+                .classes()
+                .filter_map(|(class, files)| {
+                    // A file without rows is as cold as can be.
+                    let empty = files.files.iter().copied().find(|id| {
+                        state
+                            .inventory
+                            .container(*id)
+                            .is_some_and(|c| c.rows.is_unused())
+                    });
+                    empty
+                        .map(|id| (id, 0))
+                        .or_else(|| state.inventory.coldest_container(class))
+                })
+                .min_by_key(|(_, tick)| *tick);
+            drop(state);
+            if !coldest.is_some_and(|(id, _)| self.give_back(&mut space, id)) {
+                return;
+            }
+        }
+    }
+
     /// Evicts `short` rows of a class, or as many as can go.
     fn evict_rows(&self, class: Class, short: usize, first_order: u64) {
         let mut state = lock(&self.state);
         let mut most = short.min(state.inventory.evictable(class));
         while most > 0 {
             if let Some(victims) = state.inventory.evict(most, class, first_order) {
-                self.around.metrics.evicted_rows.add(super::disk::count(victims.len()));
+                self.around
+                    .metrics
+                    .evicted_rows
+                    .add(super::disk::count(victims.len()));
                 return;
             }
             // Some of them belong to this very job: fewer can go.
@@ -134,7 +166,10 @@ impl DiskTier {
         let Some(evicted) = state.inventory.evict_container(id) else {
             return false;
         };
-        self.around.metrics.evicted_rows.add(super::disk::count(evicted));
+        self.around
+            .metrics
+            .evicted_rows
+            .add(super::disk::count(evicted));
         let Some(container) = state.inventory.remove_container(id) else {
             return false;
         };
@@ -172,8 +207,10 @@ impl DiskTier {
         if lost.is_empty() {
             return;
         }
-        let containers: Vec<Container> =
-            lost.iter().filter_map(|id| state.inventory.remove_container(*id)).collect();
+        let containers: Vec<Container> = lost
+            .iter()
+            .filter_map(|id| state.inventory.remove_container(*id))
+            .collect();
         drop(state);
         let mut space = lock(&self.space);
         for container in &containers {
@@ -243,7 +280,10 @@ impl DiskTier {
     fn space_error(&self, path: &std::path::Path, error: &io::Error) {
         self.around.metrics.errors.add(1);
         self.around.notices.say(Level::Warning, "space", || {
-            format!("no row file can be made or removed at {}: {error}", path.display())
+            format!(
+                "no row file can be made or removed at {}: {error}",
+                path.display()
+            )
         });
     }
 
@@ -257,7 +297,10 @@ impl DiskTier {
         geometry: Geometry,
     ) -> io::Result<Option<Container>> {
         let missing = || io::Error::other("the class has no directory");
-        let directory = space.directories.get(usize::from(class.0)).ok_or_else(missing)?;
+        let directory = space
+            .directories
+            .get(usize::from(class.0))
+            .ok_or_else(missing)?;
         let file_id = FileId(random()?);
         let name = layout::row_file_name(file_id);
         let temporary = layout::temporary_name(&name);

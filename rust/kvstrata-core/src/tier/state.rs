@@ -164,7 +164,14 @@ impl State {
     pub fn begin_writing(&mut self, fingerprint: Fingerprint, counter: u64) {
         let earlier = self.writing.remove(&fingerprint);
         let followers = earlier.map_or_else(Vec::new, |writing| writing.followers);
-        self.writing.insert(fingerprint, Writing { counter, cancelled: false, followers });
+        self.writing.insert(
+            fingerprint,
+            Writing {
+                counter,
+                cancelled: false,
+                followers,
+            },
+        );
     }
 
     /// Ends a store; returns who followed it, unless a later store of the key took them over.
@@ -173,10 +180,16 @@ impl State {
         fingerprint: Fingerprint,
         counter: u64,
     ) -> Vec<(Arc<Request>, usize)> {
-        if self.writing.get(&fingerprint).is_none_or(|writing| writing.counter != counter) {
+        if self
+            .writing
+            .get(&fingerprint)
+            .is_none_or(|writing| writing.counter != counter)
+        {
             return Vec::new();
         }
-        self.writing.remove(&fingerprint).map_or_else(Vec::new, |writing| writing.followers)
+        self.writing
+            .remove(&fingerprint)
+            .map_or_else(Vec::new, |writing| writing.followers)
     }
 
     /// Remembers when a job's operations are to be given up.

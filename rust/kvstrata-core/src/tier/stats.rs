@@ -19,9 +19,15 @@ impl DiskTier {
             all.insert("in_flight_operations".into(), queue.in_flight.into());
             all.insert("stuck_operations".into(), queue.stuck.into());
             all.insert("bounced_bytes".into(), counters.bounced_bytes.into());
-            all.insert("resumed_transfers".into(), counters.resumed_transfers.into());
+            all.insert(
+                "resumed_transfers".into(),
+                counters.resumed_transfers.into(),
+            );
             all.insert("retried_calls".into(), counters.retried_calls.into());
-            all.insert("buffered_operations".into(), counters.buffered_operations.into());
+            all.insert(
+                "buffered_operations".into(),
+                counters.buffered_operations.into(),
+            );
             all.insert("replaced_threads".into(), counters.replaced_threads.into());
         }
         all.insert("io_backend".into(), self.capabilities.io_backend.into());

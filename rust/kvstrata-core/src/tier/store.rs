@@ -10,6 +10,7 @@ use crate::key::Key;
 use crate::notice::Level;
 use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::load::is_device_error;
 use crate::tier::plan;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, QueuedStore, State};
@@ -34,7 +35,9 @@ impl DiskTier {
         let deadline = now.checked_add(self.deadline).unwrap_or(now);
         let mut state = self.open_state()?;
         let request = Arc::new(Request::new(job_id, JobKind::Store, items, deadline));
-        self.around.jobs.begin(job_id, JobKind::Store, request.items.len())?;
+        self.around
+            .jobs
+            .begin(job_id, JobKind::Store, request.items.len())?;
         if request.items.is_empty() {
             return Ok(());
         }
@@ -43,13 +46,22 @@ impl DiskTier {
         state.store_bytes_open = open.saturating_add(bytes);
         let full = open > 0 && open.saturating_add(bytes) > count(self.around.arena.length());
         if full || state.reset_failed || self.is_poisoned() {
-            let reason = if full { "too many bytes are being stored" } else { "the tier stores nothing" };
+            let reason = if full {
+                "too many bytes are being stored"
+            } else {
+                "the tier stores nothing"
+            };
             self.settle_rest(&mut state, &request, 0, Outcome::Dropped, reason);
             return Ok(());
         }
         state.watch(&request);
         let epoch = state.epoch;
-        state.queued.push_back(QueuedStore { request, next: 0, epoch, first_order: None });
+        state.queued.push_back(QueuedStore {
+            request,
+            next: 0,
+            epoch,
+            first_order: None,
+        });
         drop(state);
         self.work.notify_one();
         self.watch.notify_one();
@@ -65,17 +77,27 @@ impl DiskTier {
             return None;
         }
         let first_order = *store.first_order.get_or_insert(state.next_store_order);
-        let end = store.next.saturating_add(CHUNK_KEYS).min(request.items.len());
+        let end = store
+            .next
+            .saturating_add(CHUNK_KEYS)
+            .min(request.items.len());
         let needs = self.sort_keys(&mut state, &request, store.next..end);
         drop(state);
         for (class, positions) in needs {
             let places = self.acquire_rows(class, positions.len(), first_order);
             let (with, without) = positions.split_at(places.len().min(positions.len()));
             if !without.is_empty() {
-                let settlements: Vec<_> =
-                    without.iter().map(|at| plain(*at, Outcome::NoSpace)).collect();
+                let settlements: Vec<_> = without
+                    .iter()
+                    .map(|at| plain(*at, Outcome::NoSpace))
+                    .collect();
                 let mut state = lock(&self.state);
-                self.settle(&mut state, &request, &settlements, Some("no space could be made"));
+                self.settle(
+                    &mut state,
+                    &request,
+                    &settlements,
+                    Some("no space could be made"),
+                );
             }
             let places = self.prepare_rows(&request, with, places);
             self.write_rows(&request, store.epoch, places);
@@ -126,8 +148,9 @@ impl DiskTier {
         // Stable: neighbours in the job stay neighbours in the file.
         let mut ready = Vec::with_capacity(pairs.len());
         while let Some((_, first)) = pairs.first().copied() {
-            let (own, others): (Vec<_>, Vec<_>) =
-                pairs.into_iter().partition(|(_, place)| place.container == first.container);
+            let (own, others): (Vec<_>, Vec<_>) = pairs
+                .into_iter()
+                .partition(|(_, place)| place.container == first.container);
             pairs = others;
             match self.clear_for_writing(&own) {
                 Ok(()) => ready.extend(own),
@@ -178,6 +201,7 @@ impl DiskTier {
             if gone && state.inventory.lose_container(place.container) > 0 {
                 self.around.metrics.lost_files.add(1);
             }
+            // The old entry may still be there: the row is not used again.
             state.inventory.retire_row(*place);
             self.around.metrics.retired_rows.add(1);
         }
@@ -188,7 +212,9 @@ impl DiskTier {
 
     fn store_error(&self, error: &std::io::Error) {
         self.around.metrics.errors.add(1);
-        self.around.notices.say(Level::Warning, "store", || format!("store failed: {error}"));
+        self.around
+            .notices
+            .say(Level::Warning, "store", || format!("store failed: {error}"));
     }
 
     /// Hands the writes of prepared rows to the engine.
@@ -212,7 +238,14 @@ impl DiskTier {
             let counter = state.next_counter;
             state.next_counter = counter.saturating_add(1);
             state.begin_writing(item.fingerprint, counter);
-            rows.push(FlightRow { position, place, entry: None, checksum, store_order, counter });
+            rows.push(FlightRow {
+                position,
+                place,
+                entry: None,
+                checksum,
+                store_order,
+                counter,
+            });
         }
         let mut operations: Vec<Operation> = Vec::new();
         for run in plan::runs(rows, &state.inventory) {
@@ -222,7 +255,12 @@ impl DiskTier {
                 let request = Arc::clone(request);
                 state.flights.insert(
                     operation.id,
-                    Flight { request, rows: run, epoch, abandoned: false },
+                    Flight {
+                        request,
+                        rows: run,
+                        epoch,
+                        abandoned: false,
+                    },
                 );
                 operations.push(operation);
             }
@@ -245,19 +283,20 @@ impl DiskTier {
     }
 
     fn settle_write_failure(&self, flight: &Flight, failure: &Failure) {
-        let (outcome, retire) = match failure {
-            Failure::TimedOut => (Outcome::Timeout, false),
-            Failure::Closed => (Outcome::Dropped, false),
-            Failure::Os(errno) => {
-                let outcome = outcome_of(Some(*errno));
-                (outcome, outcome == Outcome::IoError)
-            }
-            Failure::Short => (Outcome::IoError, true),
+        let outcome = match failure {
+            Failure::TimedOut => Outcome::Timeout,
+            Failure::Closed | Failure::Poisoned => Outcome::Dropped,
+            Failure::Os(errno) => outcome_of(Some(*errno)),
+            Failure::Short => Outcome::IoError,
         };
-        let gone = matches!(failure, Failure::Os(errno) if *errno == libc::ENOENT);
+        let retire = is_device_error(failure);
+        // A file without its name, or cut, takes no more rows.
+        let gone = matches!(failure, Failure::Os(libc::ENOENT) | Failure::Short);
         let text = format!("store failed: {failure}");
         self.around.metrics.errors.add(1);
-        self.around.notices.say(Level::Warning, "store", || text.clone());
+        self.around
+            .notices
+            .say(Level::Warning, "store", || text.clone());
         let mut state = lock(&self.state);
         for row in &flight.rows {
             if gone && state.inventory.lose_container(row.place.container) > 0 {
@@ -288,10 +327,23 @@ impl DiskTier {
                 continue;
             };
             let outcome = outcome_of_row(row);
-            let bytes = if outcome == Outcome::Ok { count(item.row_bytes) } else { 0 };
-            settlements.push(Settlement { position: row.position, outcome, bytes, busy: false });
+            let bytes = if outcome == Outcome::Ok {
+                count(item.row_bytes)
+            } else {
+                0
+            };
+            settlements.push(Settlement {
+                position: row.position,
+                outcome,
+                bytes,
+                busy: false,
+            });
             for (request, position) in state.end_writing(item.fingerprint, row.counter) {
-                let outcome = if outcome == Outcome::Ok { Outcome::Present } else { outcome };
+                let outcome = if outcome == Outcome::Ok {
+                    Outcome::Present
+                } else {
+                    outcome
+                };
                 followers.push((request, plain(position, outcome)));
             }
         }

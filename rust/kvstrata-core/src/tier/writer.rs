@@ -89,7 +89,9 @@ impl DiskTier {
         let now = self.around.clock.unix_seconds();
         let state = lock(&self.state);
         let first = flights.iter().flat_map(|flight| &flight.rows).next();
-        let row_file = first.and_then(|row| state.inventory.row_file(row.place)).map(Arc::clone);
+        let row_file = first
+            .and_then(|row| state.inventory.row_file(row.place))
+            .map(Arc::clone);
         // What was removed or reset meanwhile gets no entry at all.
         let listable: Vec<(&Flight, &FlightRow)> = flights
             .iter()
@@ -109,7 +111,10 @@ impl DiskTier {
                     row.place.row,
                     RowEntry {
                         key: item.key,
-                        generation: Generation { incarnation, counter: row.counter },
+                        generation: Generation {
+                            incarnation,
+                            counter: row.counter,
+                        },
                         epoch: flight.epoch,
                         payload_bytes: u32::try_from(item.row_bytes).ok()?,
                         store_order: row.store_order,
@@ -123,7 +128,10 @@ impl DiskTier {
         if let Err(error) = &written {
             self.around.metrics.errors.add(1);
             self.around.notices.say(Level::Warning, "table", || {
-                format!("the row table of {} cannot be written: {error}", row_file.path().display())
+                format!(
+                    "the row table of {} cannot be written: {error}",
+                    row_file.path().display()
+                )
             });
         }
         let had_entry: Vec<u64> = listable.iter().map(|(_, row)| row.counter).collect();
@@ -173,11 +181,21 @@ impl DiskTier {
             }
         }
         let why = error.map(ToString::to_string);
-        let outcome = if error.is_some() { Outcome::IoError } else { Outcome::Dropped };
+        let outcome = if error.is_some() {
+            Outcome::IoError
+        } else {
+            Outcome::Dropped
+        };
         self.end_store(
             &mut state,
             flight,
-            |row| if failed.contains(&row.counter) { outcome } else { Outcome::Ok },
+            |row| {
+                if failed.contains(&row.counter) {
+                    outcome
+                } else {
+                    Outcome::Ok
+                }
+            },
             why.as_deref(),
         );
     }
@@ -206,8 +224,9 @@ impl DiskTier {
             }
             let row_file = Arc::clone(&container.row_file);
             drop(state);
-            let cleared =
-                row_file.raise_incarnation(self.writer).and_then(|()| row_file.clear_entries(&rows));
+            let cleared = row_file
+                .raise_incarnation(self.writer)
+                .and_then(|()| row_file.clear_entries(&rows));
             let mut state = lock(&self.state);
             if let Some(container) = state.inventory.container_mut(first.container) {
                 for row in rows {
@@ -248,7 +267,10 @@ impl DiskTier {
             if let Err(error) = done {
                 self.around.metrics.errors.add(1);
                 self.around.notices.say(Level::Warning, "flush", || {
-                    format!("{} was not closed cleanly: {error}", row_file.path().display())
+                    format!(
+                        "{} was not closed cleanly: {error}",
+                        row_file.path().display()
+                    )
                 });
             }
         }
@@ -264,7 +286,13 @@ impl DiskTier {
         let mut state = lock(&self.state);
         let queued: Vec<_> = state.queued.drain(..).collect();
         for store in queued {
-            self.settle_rest(&mut state, &store.request, store.next, Outcome::Dropped, "poisoned");
+            self.settle_rest(
+                &mut state,
+                &store.request,
+                store.next,
+                Outcome::Dropped,
+                "poisoned",
+            );
         }
         let written = core::mem::take(&mut state.written);
         for flight in written {

@@ -60,3 +60,16 @@ impl ShareMode {
 pub fn is_symbolic_link(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::LOOP)
 }
+
+/// Fills `buffer` from the operating system's random source.
+///
+/// # Errors
+/// The kernel's, when it has no random source.
+pub fn fill_random(buffer: &mut [u8]) -> io::Result<()> {
+    use rustix::rand::{GetRandomFlags, getrandom};
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        filled += rustix::io::retry_on_intr(|| getrandom(&mut *rest, GetRandomFlags::empty()))?;
+    }
+    Ok(())
+}
