@@ -116,21 +116,22 @@ impl Tier {
     /// # Errors
     /// [`ErrorKind::Config`] naming the field or path.
     pub fn open(options: TierOptions, arena: Arena) -> Result<Self> {
-        Self::open_with(options, arena, Seams::default())
+        Self::open_shared(options, Arc::new(arena), Seams::default())
     }
 
-    /// Opens a tier on another clock or engine than the machine's.
+    /// Opens a tier on an arena that others look at too, and on another clock or engine than the
+    /// machine's.
     ///
     /// # Errors
     /// As [`Tier::open`].
-    pub fn open_with(options: TierOptions, arena: Arena, seams: Seams) -> Result<Self> {
+    pub fn open_shared(options: TierOptions, arena: Arc<Arena>, seams: Seams) -> Result<Self> {
         open::check_options(&options)?;
         let Seams {
             clock,
             start_engine,
         } = seams;
         let around = Surroundings {
-            arena: Arc::new(arena),
+            arena,
             jobs: Arc::new(JobTable::new(Arc::clone(&clock))?),
             metrics: Arc::new(Metrics::default()),
             notices: Arc::new(Notices::new(Arc::clone(&clock))),
