@@ -11,7 +11,7 @@ pub mod probe;
 pub mod threads;
 mod transfer;
 
-use core::fmt::Debug;
+use core::fmt::{self, Debug};
 use core::time::Duration;
 use std::time::Instant;
 
@@ -103,6 +103,20 @@ pub enum Failure {
     /// The engine has panicked and does nothing any more. Of an operation that was started, any
     /// part may have been done.
     Poisoned,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short => formatter.write_str("the file ends before the row does"),
+            Self::Os(errno) => {
+                fmt::Display::fmt(&std::io::Error::from_raw_os_error(*errno), formatter)
+            }
+            Self::TimedOut => formatter.write_str("not started by its deadline"),
+            Self::Closed => formatter.write_str("the tier is closing"),
+            Self::Poisoned => formatter.write_str("the I/O engine ended by a panic"),
+        }
+    }
 }
 
 /// The end of an operation: everything the engine owned comes back.

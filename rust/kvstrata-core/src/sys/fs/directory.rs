@@ -98,16 +98,20 @@ impl Directory {
     ///
     /// # Errors
     /// `NotFound`; `NotADirectory` for anything else of that name, links included;
-    /// `PermissionDenied` when (in private mode) it belongs to someone else; the kernel's.
+    /// `PermissionDenied` when (in private mode) it belongs to someone else, or others than the
+    /// share mode says may write to it; the kernel's.
     pub fn directory(&self, name: &str) -> io::Result<Self> {
         let fd = open_directory(&self.fd, component(name)?)?;
         let directory = Self::from_parts(fd, self.path_of(name), self.share);
-        let owner = fstat(&directory.fd)?.st_uid;
-        if self.share == ShareMode::Private && owner != geteuid().as_raw() {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!("the directory belongs to uid {owner}"),
-            ));
+        let stat = fstat(&directory.fd)?;
+        let refused = |text: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        if self.share == ShareMode::Private && stat.st_uid != geteuid().as_raw() {
+            return refused(format!("it belongs to uid {}", stat.st_uid));
+        }
+        let mode = Mode::from_raw_mode(stat.st_mode);
+        if mode.intersects(self.share.forbidden_bits()) {
+            let mode = mode.as_raw_mode() & 0o7777;
+            return refused(format!("it is writable by others (mode {mode:04o})"));
         }
         Ok(directory)
     }
@@ -151,7 +155,7 @@ impl Directory {
     /// Opens the regular file `name`.
     ///
     /// # Errors
-    /// `NotFound`; `FilesystemLoop` for a symbolic link; `InvalidData` or `ENXIO` for what is no
+    /// `NotFound`; [`super::is_symbolic_link`]; `InvalidData` or `ENXIO` for what is no
     /// regular file; `EINVAL` for [`Direct::Yes`] where it is not supported; the kernel's.
     pub fn open(&self, name: &str, access: Access, direct: Direct) -> io::Result<File> {
         let name = component(name)?;

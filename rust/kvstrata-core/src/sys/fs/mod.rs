@@ -13,7 +13,10 @@ pub use file::{Access, Allocation, Direct, DirectAlignment, File, FileStat};
 pub use statistics::FileSystem;
 pub use vectored::{IO_VECTORS_MAX, IoVector};
 
+use std::io;
+
 use rustix::fs::Mode;
+use rustix::io::Errno;
 
 /// Who else may use what is stored at a root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,4 +54,22 @@ impl ShareMode {
             Self::Group => Mode::WOTH,
         }
     }
+}
+
+/// Whether `error` is the kernel's refusal to follow a symbolic link.
+pub fn is_symbolic_link(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::LOOP)
+}
+
+/// Fills `buffer` from the operating system's random source.
+///
+/// # Errors
+/// The kernel's, when it has no random source.
+pub fn fill_random(buffer: &mut [u8]) -> io::Result<()> {
+    use rustix::rand::{GetRandomFlags, getrandom};
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        filled += rustix::io::retry_on_intr(|| getrandom(&mut *rest, GetRandomFlags::empty()))?;
+    }
+    Ok(())
 }

@@ -1,0 +1,170 @@
+//! A tier whose root cannot be used yet: it misses, and tries again by itself.
+
+use core::time::Duration;
+
+use crate::config::TierOptions;
+use crate::error::{Error, Result};
+use crate::job::{JobId, JobKind, Outcome};
+use crate::key::Key;
+use crate::notice::Level;
+use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, spawn, wait_timeout};
+use crate::tier::disk::{DiskTier, Surroundings, check_arguments, plain};
+
+/// Time to the first new attempt; doubled after each.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// Longest time between attempts.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Default)]
+struct Attempt {
+    opened: Option<Arc<DiskTier>>,
+    last_error: String,
+    /// A reset was asked for: it is made up for when the root opens.
+    reset: bool,
+    stop: bool,
+}
+
+/// The attempts to open a root.
+#[derive(Debug)]
+pub struct Pending {
+    options: TierOptions,
+    around: Surroundings,
+    attempt: Mutex<Attempt>,
+    wake: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Pending {
+    /// Starts the thread that tries again; `first` is why the root is not usable now.
+    ///
+    /// # Errors
+    /// `first` itself when it is about the options and no attempt could ever succeed;
+    /// [`crate::error::ErrorKind::Unavailable`] when no thread can be started.
+    pub fn start(options: TierOptions, around: Surroundings, first: &Error) -> Result<Arc<Self>> {
+        around.notices.say(Level::Warning, "unusable", || {
+            format!("the tier stores and loads nothing until its root can be used: {first}")
+        });
+        let attempt = Attempt {
+            last_error: first.to_string(),
+            ..Attempt::default()
+        };
+        let pending = Arc::new(Self {
+            options,
+            around,
+            attempt: Mutex::new(attempt),
+            wake: Condvar::new(),
+            thread: Mutex::default(),
+        });
+        let own = Arc::clone(&pending);
+        let thread = spawn("kvstrata-opener", move || own.retry_loop()).map_err(|error| {
+            Error::new(
+                crate::error::ErrorKind::Unavailable,
+                "the thread that opens the root again cannot be started",
+            )
+            .with_source(error)
+        })?;
+        *lock(&pending.thread) = Some(thread);
+        Ok(pending)
+    }
+
+    fn retry_loop(&self) {
+        let mut pause = RETRY_FIRST;
+        loop {
+            let attempt = lock(&self.attempt);
+            if attempt.stop {
+                return;
+            }
+            let attempt = wait_timeout(&self.wake, attempt, pause);
+            if attempt.stop {
+                return;
+            }
+            drop(attempt);
+            let opened = DiskTier::open(&self.options, self.around.clone());
+            let mut attempt = lock(&self.attempt);
+            match opened {
+                // What was stored before a reset must not be served: it is reset before it is.
+                Ok(tier) if attempt.stop => {
+                    drop(attempt);
+                    // Nobody has used it: nothing can be busy.
+                    let _ = tier.close(RETRY_FIRST);
+                    return;
+                }
+                Ok(tier) => {
+                    if attempt.reset && !tier.reset().unwrap_or(false) {
+                        attempt.last_error = "a reset could not be recorded".to_owned();
+                    }
+                    self.around.notices.say(Level::Info, "usable", || {
+                        format!("the root {} is usable now", self.options.root.display())
+                    });
+                    attempt.opened = Some(tier);
+                    return;
+                }
+                Err(error) => attempt.last_error = error.to_string(),
+            }
+            pause = pause.saturating_mul(2).min(RETRY_MAX);
+        }
+    }
+
+    /// The tier, once it could be opened.
+    pub fn take(&self) -> Option<Arc<DiskTier>> {
+        lock(&self.attempt).opened.take()
+    }
+
+    /// Why the last attempt failed.
+    pub fn last_error(&self) -> String {
+        lock(&self.attempt).last_error.clone()
+    }
+
+    /// Remembers a reset. False: nothing is recorded on disk yet.
+    pub fn reset(&self) -> bool {
+        lock(&self.attempt).reset = true;
+        false
+    }
+
+    /// Enters a job and ends it at once: stores are dropped, loads miss.
+    ///
+    /// # Errors
+    /// As the open tier's.
+    pub fn refuse(
+        &self,
+        job_id: JobId,
+        kind: JobKind,
+        keys: &[Key],
+        offsets: &[u64],
+    ) -> Result<()> {
+        let row_bytes = |key: &Key| {
+            self.options
+                .row_bytes
+                .get(&key.group())
+                .and_then(|bytes| usize::try_from(*bytes).ok())
+        };
+        check_arguments(keys, offsets, self.around.arena.length(), row_bytes)?;
+        let jobs = &self.around.jobs;
+        jobs.begin(job_id, kind, keys.len())?;
+        let outcome = match kind {
+            JobKind::Store => Outcome::Dropped,
+            JobKind::Load => Outcome::Miss,
+        };
+        let all: Vec<_> = (0..keys.len())
+            .map(|position| plain(position, outcome))
+            .collect();
+        for _ in keys {
+            self.around.metrics.count(kind, outcome);
+        }
+        jobs.settle(job_id, &all, Some("the root cannot be used yet"));
+        Ok(())
+    }
+
+    /// Ends the attempts; a tier opened meanwhile is handed over to be closed.
+    ///
+    /// An attempt that hangs in the file system is left behind: it touches no arena.
+    pub fn stop(&self) -> Option<Arc<DiskTier>> {
+        lock(&self.attempt).stop = true;
+        self.wake.notify_all();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread.filter(JoinHandle::is_finished) {
+            let _ = thread.join();
+        }
+        self.take()
+    }
+}
