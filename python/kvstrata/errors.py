@@ -10,7 +10,7 @@ class ArgumentError(KVStrataError, ValueError):
 
 
 class ConfigError(KVStrataError, ValueError):
-    """``open_tier`` cannot use its configuration or what lies at the root; the message says what."""
+    """``open_tier`` cannot use its configuration or what lies at the root; the message names it."""
 
 
 class ClosedError(KVStrataError):

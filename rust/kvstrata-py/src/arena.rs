@@ -49,7 +49,10 @@ impl ArenaBuffer {
     /// The second part must be released only after the tier that has the first was closed with
     /// success, and be leaked otherwise; [`crate::handle::Handle`] does so.
     pub(crate) fn split(self) -> (Arena, PyUntypedBuffer) {
-        #[expect(unsafe_code, reason = "the arena is the caller's memory, known by address")]
+        #[expect(
+            unsafe_code,
+            reason = "the arena is the caller's memory, known by address"
+        )]
         // SAFETY: the held buffer keeps the `len_bytes()` bytes at `buf_ptr()` allocated, in place
         // and writable (checked in `extract`) until it is released, which `Handle` does only after
         // the core's `close` returned success, after which the core touches no arena byte; in every

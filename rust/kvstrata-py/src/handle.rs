@@ -56,11 +56,18 @@ impl Handle {
         work: impl FnOnce(&Tier) -> T + Send,
     ) -> PyResult<T> {
         if self.is_forked() {
-            let text = format!("the tier belongs to process {}, which forked this one", self.process);
+            let text = format!(
+                "the tier belongs to process {}, which forked this one",
+                self.process
+            );
             return Err(exception(py, ErrorKind::Closed, text));
         }
         if self.is_closed() {
-            return Err(exception(py, ErrorKind::Closed, "the tier is closed".to_owned()));
+            return Err(exception(
+                py,
+                ErrorKind::Closed,
+                "the tier is closed".to_owned(),
+            ));
         }
         let (value, notices) = py.detach(|| (work(&self.tier), self.tier.take_notices()));
         notices::log(py, notices);
@@ -136,7 +143,9 @@ impl Drop for Handle {
 /// Has the interpreter close the tiers that are open when it ends.
 pub(crate) fn close_at_exit(py: Python<'_>) -> PyResult<()> {
     let close = wrap_pyfunction!(close_open_tiers, py)?;
-    py.import("atexit")?.call_method1("register", (close,)).map(drop)
+    py.import("atexit")?
+        .call_method1("register", (close,))
+        .map(drop)
 }
 
 #[pyfunction(name = "_close_open_tiers")]

@@ -17,7 +17,10 @@ struct ListOf<T> {
 
 impl<T> ListOf<T> {
     fn new(list: Bound<'_, PyList>) -> Self {
-        Self { list: list.unbind(), items: PhantomData }
+        Self {
+            list: list.unbind(),
+            items: PhantomData,
+        }
     }
 }
 
@@ -39,9 +42,9 @@ impl<'py, T: IntoPyObject<'py>> IntoPyObject<'py> for &ListOf<T> {
 /// * ``job_id``: the number given with the job.
 /// * ``kind``: ``"store"`` or ``"load"``.
 /// * ``success``: whether every outcome is ``"ok"`` or ``"present"``.
-/// * ``outcomes``: one per key, in the order of ``keys``: ``"ok"``, ``"present"`` (a store of a row
-///   that is there already), ``"miss"``, ``"corrupt"``, ``"no_space"``, ``"io_error"``, ``"timeout"``
-///   or ``"dropped"``. Only after ``"ok"`` does the slot of a load hold the row.
+/// * ``outcomes``: one per key, in the order of ``keys``: ``"ok"``, ``"present"`` (a store of a
+///   row that is there already), ``"miss"``, ``"corrupt"``, ``"no_space"``, ``"io_error"``,
+///   ``"timeout"`` or ``"dropped"``. Only after ``"ok"`` does the slot of a load hold the row.
 /// * ``busy``: positions whose slots the kernel still owns; empty unless ``honours_busy``.
 /// * ``bytes``: payload bytes moved.
 /// * ``seconds``: from the call to the end of the job.
@@ -61,7 +64,10 @@ pub(crate) struct JobResult {
 
 impl JobResult {
     pub(crate) fn new(py: Python<'_>, result: tier::JobResult) -> PyResult<Self> {
-        let outcomes = result.outcomes.iter().map(|outcome| PyString::intern(py, outcome.as_str()));
+        let outcomes = result
+            .outcomes
+            .iter()
+            .map(|outcome| PyString::intern(py, outcome.as_str()));
         Ok(Self {
             job_id: result.job_id,
             kind: match result.kind {

@@ -28,16 +28,27 @@ impl FromPyObject<'_, '_> for Manifest {
     );
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let mut reader = Reader { values: 0, depth: 0 };
+        let mut reader = Reader {
+            values: 0,
+            depth: 0,
+        };
         match object.cast::<PyDict>() {
             Ok(fields) => reader.object(&fields, "manifest").map(Self),
-            Err(_) => Err(refuse(&object, "manifest", "a dict of JSON values is expected")),
+            Err(_) => Err(refuse(
+                &object,
+                "manifest",
+                "a dict of JSON values is expected",
+            )),
         }
     }
 }
 
 fn refuse(object: &Bound<'_, PyAny>, path: &str, expected: &str) -> PyErr {
-    let text = format!("{path} is {} ({}); {expected}", shown(object), type_name(object));
+    let text = format!(
+        "{path} is {} ({}); {expected}",
+        shown(object),
+        type_name(object)
+    );
     exception(object.py(), ErrorKind::Config, text)
 }
 
@@ -51,8 +62,16 @@ impl Reader {
     fn object(&mut self, fields: &Bound<'_, PyDict>, path: &str) -> PyResult<Map<String, Value>> {
         let mut object = Map::new();
         for (name, value) in fields.iter() {
-            let Some(name) = name.cast::<PyString>().ok().and_then(|text| text.to_str().ok()) else {
-                return Err(refuse(&name, &format!("a key of {path}"), "a str of valid Unicode is expected"));
+            let Some(name) = name
+                .cast::<PyString>()
+                .ok()
+                .and_then(|text| text.to_str().ok())
+            else {
+                return Err(refuse(
+                    &name,
+                    &format!("a key of {path}"),
+                    "a str of valid Unicode is expected",
+                ));
             };
             let value = self.value(&value, &format!("{path}.{name}"))?;
             object.insert(name.to_owned(), value);
@@ -63,7 +82,8 @@ impl Reader {
     fn value(&mut self, value: &Bound<'_, PyAny>, path: &str) -> PyResult<Value> {
         self.values += 1;
         if self.depth >= DEPTH_MAX || self.values > VALUES_MAX {
-            let text = format!("manifest holds more than {DEPTH_MAX} levels or {VALUES_MAX} values");
+            let text =
+                format!("manifest holds more than {DEPTH_MAX} levels or {VALUES_MAX} values");
             return Err(exception(value.py(), ErrorKind::Config, text));
         }
         self.depth += 1;
@@ -83,7 +103,9 @@ impl Reader {
             let finite = Number::from_f64(number.value()).map(Value::Number);
             finite.ok_or_else(|| refuse(value, path, "a finite number is expected"))
         } else if let Ok(text) = value.cast::<PyString>() {
-            let text = text.to_str().map_err(|_| refuse(value, path, "valid Unicode is expected"))?;
+            let text = text
+                .to_str()
+                .map_err(|_| refuse(value, path, "valid Unicode is expected"))?;
             Ok(Value::String(text.to_owned()))
         } else if let Ok(fields) = value.cast::<PyDict>() {
             self.object(fields, path).map(Value::Object)
@@ -103,17 +125,20 @@ fn integer(value: &Bound<'_, PyAny>, path: &str) -> PyResult<Value> {
     if let Ok(number) = value.extract::<i64>() {
         return Ok(Value::Number(number.into()));
     }
-    match value.extract::<u64>() {
-        Ok(number) => Ok(Value::Number(number.into())),
-        Err(_) => {
+    value
+        .extract::<u64>()
+        .map(|number| Value::Number(number.into()))
+        .map_err(|_| {
             let text = format!("{path} is an int of more than 64 bits; give it as a str");
-            Err(exception(value.py(), ErrorKind::Config, text))
-        }
-    }
+            exception(value.py(), ErrorKind::Config, text)
+        })
 }
 
 /// A JSON object as a dict.
-pub(crate) fn dict<'py>(py: Python<'py>, object: &Map<String, Value>) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn dict<'py>(
+    py: Python<'py>,
+    object: &Map<String, Value>,
+) -> PyResult<Bound<'py, PyDict>> {
     let made = PyDict::new(py);
     for (name, value) in object {
         made.set_item(name, python(py, value)?)?;

@@ -10,6 +10,10 @@ mod handle;
 mod job_result;
 mod json;
 mod notices;
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made for one call each"
+)]
 mod tier;
 
 /// The Rust core of kvstrata.

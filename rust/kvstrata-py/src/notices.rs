@@ -21,12 +21,17 @@ fn write(py: Python<'_>, notice: &Notice) -> PyResult<()> {
     const WARNING: u8 = 30;
     const ERROR: u8 = 40;
     let logger = LOGGER.get_or_try_init(py, || {
-        py.import("logging")?.call_method1("getLogger", ("kvstrata",)).map(Bound::unbind)
+        py.import("logging")?
+            .call_method1("getLogger", ("kvstrata",))
+            .map(Bound::unbind)
     })?;
     let level = match notice.level {
         Level::Info => INFO,
         Level::Warning => WARNING,
         Level::Error => ERROR,
     };
-    logger.bind(py).call_method1("log", (level, "%s", notice.text.as_str())).map(drop)
+    logger
+        .bind(py)
+        .call_method1("log", (level, "%s", notice.text.as_str()))
+        .map(drop)
 }

@@ -11,8 +11,8 @@ use pyo3::types::PyDict;
 
 use crate::arena::ArenaBuffer;
 use crate::arguments::{
-    Capacity, Deadline, Flag, HonoursBusy, IoBackend, JobId, Keys, MinFree, Offsets, Policy, Required,
-    Root, RowBytes, Seconds, ShareMode, SizeText, Text, Timeout,
+    Capacity, Deadline, Flag, HonoursBusy, IoBackend, JobId, Keys, MinFree, Offsets, Policy,
+    Required, Root, RowBytes, Seconds, ShareMode, SizeText, Text, Timeout,
 };
 use crate::error::{raised, refused};
 use crate::handle::Handle;
@@ -26,9 +26,9 @@ const SLICE: Duration = Duration::from_millis(100);
 /// Opens a tier on a directory.
 ///
 /// * ``url``: ``file:///var/kv`` or a path; the directory is created if it is missing.
-/// * ``manifest``: identity fields, any JSON values. ``"model"`` (str, required) names the directory.
-///   Format version, group ids and ``row_bytes`` are added. Rows are only ever shared between tiers
-///   whose whole manifests are equal.
+/// * ``manifest``: identity fields, any JSON values. ``"model"`` (str, required) names the
+///   directory. Format version, group ids and ``row_bytes`` are added. Rows are only ever shared
+///   between tiers whose whole manifests are equal.
 /// * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
 /// * ``arena``: writable, C-contiguous buffer that holds the slots. The tier keeps it until it is
 ///   closed: until then it can be neither freed nor resized.
@@ -38,10 +38,11 @@ const SLICE: Duration = Duration::from_millis(100);
 /// * ``io_backend``: ``"auto"`` or ``"threads"``.
 /// * ``deadline_s``: seconds after which an operation counts as failed.
 /// * ``share_mode``: ``"private"``: only this user can read the rows.
-/// * ``required``: False gives, where the root cannot be used, a tier that misses and retries by itself.
-/// * ``honours_busy``: False: a result comes only when the kernel has returned every operation on the
-///   job's slots. True: a load may end at its deadline with ``busy`` positions, and the caller does not
-///   reuse those slots while ``busy_offsets()`` names them.
+/// * ``required``: False gives, where the root cannot be used, a tier that misses and retries by
+///   itself.
+/// * ``honours_busy``: False: a result comes only when the kernel has returned every operation on
+///   the job's slots. True: a load may end at its deadline with ``busy`` positions, and the caller
+///   does not reuse those slots while ``busy_offsets()`` names them.
 ///
 /// Raises ``ConfigError`` (also a ``ValueError``), which names the argument, path or field.
 #[pyfunction]
@@ -54,7 +55,10 @@ const SLICE: Duration = Duration::from_millis(100);
     text_signature = "(url, *, manifest, row_bytes, arena, capacity, min_free='5%', policy='lru', \
         io_backend='auto', deadline_s=30.0, share_mode='private', required=True, honours_busy=False)"
 )]
-#[expect(clippy::too_many_arguments, reason = "each has a name in Python, where they are keywords")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each has a name in Python, where they are keywords"
+)]
 pub(crate) fn open_tier(
     py: Python<'_>,
     url: Root,
@@ -98,12 +102,13 @@ pub(crate) fn open_tier(
 
 /// A storage tier on a directory; made by :func:`kvstrata.open_tier`.
 ///
-/// A key is a block hash (16 to 64 bytes) and a 4-byte big-endian group id; an offset is the byte
-/// offset of a slot in the arena. A slot of a store must not be written, nor one of a load read, before
-/// the job's result was polled. Every method may be called from any thread.
+/// A key is a block hash (16 to 64 bytes) and a 4-byte big-endian group id; an offset is the
+/// byte offset of a slot in the arena. A slot of a store must not be written, nor one of a load
+/// read, before the job's result was polled. Every method may be called from any thread.
 ///
-/// A wrong argument raises ``ArgumentError`` (also a ``ValueError``), a closed tier ``ClosedError``;
-/// nothing else raises but ``close``. As a context manager the tier is closed at the end.
+/// A wrong argument raises ``ArgumentError`` (also a ``ValueError``), a closed tier
+/// ``ClosedError``; nothing else raises but ``close``. As a context manager the tier is closed
+/// at the end.
 #[pyclass(frozen, module = "kvstrata")]
 pub(crate) struct Tier {
     handle: Arc<Handle>,
@@ -116,18 +121,25 @@ impl Tier {
         py: Python<'_>,
         work: impl FnOnce(&tier::Tier) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        self.handle.detached(py, work)?.map_err(|error| raised(py, &error))
+        self.handle
+            .detached(py, work)?
+            .map_err(|error| raised(py, &error))
     }
 
     fn results(py: Python<'_>, results: Vec<tier::JobResult>) -> PyResult<Vec<JobResult>> {
-        results.into_iter().map(|result| JobResult::new(py, result)).collect()
+        results
+            .into_iter()
+            .map(|result| JobResult::new(py, result))
+            .collect()
     }
 }
 
 #[pymethods]
 impl Tier {
-    /// For each key: True when its row can be loaded, False when not, None when not known yet (ask
-    /// again). Answered from memory, never from disk; neither pins a row nor counts as an access.
+    /// For each key: True when its row can be loaded, False when not, None when not known yet.
+    ///
+    /// None means: ask again. Answered from memory, never from disk; neither pins a row nor
+    /// counts as an access.
     fn lookup(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<Option<bool>>> {
         self.handle.detached(py, |tier| tier.lookup(&keys.0))
     }
@@ -151,8 +163,7 @@ impl Tier {
         Self::results(py, self.handle.detached(py, tier::Tier::poll)?)
     }
 
-    /// Blocks until at least one result is there or ``timeout_s`` seconds are over, then acts as
-    /// ``poll``.
+    /// Blocks until a result is there or ``timeout_s`` seconds are over, then polls.
     fn wait(&self, py: Python<'_>, timeout_s: Seconds<Timeout>) -> PyResult<Vec<JobResult>> {
         let mut left = timeout_s.value;
         loop {
@@ -166,7 +177,7 @@ impl Tier {
         }
     }
 
-    /// Blocks, without limit, until no operation touches the arena. Results stay to be polled.
+    /// Blocks, without limit, until no operation touches the arena; results stay to be polled.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         while !self.handle.detached(py, |tier| tier.drain_for(SLICE))? {
             py.check_signals()?;
@@ -179,7 +190,9 @@ impl Tier {
         self.handle.detached(py, tier::Tier::fileno)
     }
 
-    /// The slots that ended jobs named busy and the kernel still owns; empty unless ``honours_busy``.
+    /// The slots that ended jobs named busy and the kernel still owns.
+    ///
+    /// Empty unless ``honours_busy``.
     fn busy_offsets(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         self.handle.detached(py, tier::Tier::busy_offsets)
     }
@@ -194,9 +207,11 @@ impl Tier {
         self.handle.detached(py, |tier| tier.remove(&keys.0))
     }
 
-    /// Hides every row for good, also after a restart. Jobs in flight still deliver a result: stores
-    /// ``"dropped"``, loads ``"miss"``. False when the tier could not record it; the tier then stays
-    /// without rows until it has.
+    /// Hides every row for good, also after a restart.
+    ///
+    /// Jobs in flight still deliver a result: stores ``"dropped"``, loads ``"miss"``. Returns
+    /// False when the tier could not record it; the tier then serves nothing until a later reset
+    /// was recorded.
     fn reset(&self, py: Python<'_>) -> PyResult<bool> {
         self.handle.detached(py, tier::Tier::reset)
     }
@@ -215,9 +230,9 @@ impl Tier {
 
     /// Closes the tier and gives the arena back, within ``timeout_s`` seconds.
     ///
-    /// Raises ``BusyError`` only while the kernel still owns bytes of the arena; call it again then.
-    /// After success it does nothing. A child of a fork cannot close its parent's tier: there it does
-    /// nothing either.
+    /// Raises ``BusyError`` only while the kernel still owns bytes of the arena; call it again
+    /// then. After success it does nothing. A child of a fork cannot close its parent's tier:
+    /// there it does nothing either.
     #[pyo3(signature = (timeout_s=Seconds::new(10)), text_signature = "($self, timeout_s=10.0)")]
     fn close(&self, py: Python<'_>, timeout_s: Seconds<Timeout>) -> PyResult<()> {
         self.handle.close(py, timeout_s.value)
@@ -228,6 +243,7 @@ impl Tier {
         Ok(slf)
     }
 
+    #[pyo3(signature = (_type: "object", _exception: "object", _traceback: "object"))]
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -239,10 +255,18 @@ impl Tier {
     }
 
     fn __repr__(&self) -> &'static str {
-        if self.handle.is_closed() { "<kvstrata.Tier, closed>" } else { "<kvstrata.Tier>" }
+        if self.handle.is_closed() {
+            "<kvstrata.Tier, closed>"
+        } else {
+            "<kvstrata.Tier>"
+        }
     }
 
+    #[pyo3(signature = () -> "tuple[Any, ...]")]
+    #[expect(clippy::unused_self, reason = "Python calls it as a method")]
     fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err("a tier holds memory and threads of this process; it cannot be pickled or copied"))
+        Err(PyTypeError::new_err(
+            "a tier holds memory and threads of this process: it cannot be pickled or copied",
+        ))
     }
 }

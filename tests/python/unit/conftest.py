@@ -6,7 +6,7 @@ import mmap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,7 +18,7 @@ WAIT_S = 30.0
 class Workbench:
     """Opens tiers on one root and moves rows through one arena."""
 
-    row_bytes = {0: 8192, 1: 5000}
+    row_bytes: ClassVar = {0: 8192, 1: 5000}
     stride = 8192
     slots = 64
 

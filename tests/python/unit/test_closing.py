@@ -67,8 +67,10 @@ def test_the_arena_is_held_until_the_tier_is_closed(bench: Any) -> None:
     arena = bytearray(1 << 16)
     mapped = mmap.mmap(-1, 1 << 16)
     view = memoryview(bytearray(1 << 16))
-    tiers = [bench.open(arena=held, url=bench.root.with_name(f"kv{i}"))
-             for i, held in enumerate((arena, mapped, view))]
+    tiers = [
+        bench.open(arena=held, url=bench.root.with_name(f"kv{i}"))
+        for i, held in enumerate((arena, mapped, view))
+    ]
     for attempt in (lambda: arena.append(1), mapped.close, view.release):
         with pytest.raises(BufferError):
             attempt()
@@ -111,8 +113,8 @@ def test_a_tier_that_nobody_closed_is_closed_with_a_warning(bench: Any) -> None:
     assert bench.wait(tier, 1).success
     with pytest.warns(ResourceWarning, match="unclosed"):
         del tier
-        gc.collect()
     arena.append(1)
+    gc.collect()
     with kvstrata.open_tier(root, arena=bytearray(8192), min_free=0, **options) as tier:
         assert tier.lookup([bench.key(1)]) == [True]
 
@@ -162,7 +164,7 @@ def test_threads_that_use_a_tier_while_it_closes_get_results_or_closed_error(ben
                     tier.lookup([bench.key(turn)])
             except kvstrata.ClosedError:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - any at all
                 others.append(error)
 
         threads = [threading.Thread(target=work, args=(lane,)) for lane in range(4)]
@@ -182,7 +184,7 @@ def in_child(work: Any) -> str:
     if pid == 0:
         try:
             text = str(work())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - any at all
             text = f"{type(error).__name__}: {error}"
         os.write(writer, text.encode())
         os._exit(0)

@@ -32,7 +32,10 @@ impl FromPyObject<'_, '_> for Keys {
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         let single = object.is_instance_of::<PyBytes>() || object.is_instance_of::<PyString>();
         let Some(items) = object.try_iter().ok().filter(|_| !single) else {
-            let text = format!("keys is {}; a sequence of bytes is expected", type_name(&object));
+            let text = format!(
+                "keys is {}; a sequence of bytes is expected",
+                type_name(&object)
+            );
             return Err(exception(object.py(), ErrorKind::Argument, text));
         };
         let mut keys = Vec::with_capacity(object.len().unwrap_or(0).min(RESERVED_MAX));
@@ -47,10 +50,16 @@ fn key(item: &Bound<'_, PyAny>, position: usize) -> PyResult<Key> {
     let py = item.py();
     let made = if let Ok(bytes) = item.cast::<PyBytes>() {
         Key::new(bytes.as_bytes())
-    } else if let Some(bytes) = PyBuffer::<u8>::get(item).ok().and_then(|held| held.to_vec(py).ok()) {
+    } else if let Some(bytes) = PyBuffer::<u8>::get(item)
+        .ok()
+        .and_then(|held| held.to_vec(py).ok())
+    {
         Key::new(&bytes)
     } else {
-        let text = format!("keys[{position}] is {}; bytes are expected", type_name(item));
+        let text = format!(
+            "keys[{position}] is {}; bytes are expected",
+            type_name(item)
+        );
         return Err(exception(py, ErrorKind::Argument, text));
     };
     made.map_err(|error| exception(py, error.kind(), format!("keys[{position}]: {error}")))

@@ -43,14 +43,21 @@ names! {
 
 /// Name of the type of `object`, for messages.
 pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
-    object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
+    object
+        .get_type()
+        .name()
+        .map_or_else(|_| "an object".to_owned(), |name| name.to_string())
 }
 
 /// `object` as it would be printed, short, for messages.
 pub(crate) fn shown(object: &Bound<'_, PyAny>) -> String {
     const CHARACTERS_MAX: usize = 60;
     match object.repr() {
-        Ok(text) => text.to_string_lossy().chars().take(CHARACTERS_MAX).collect(),
+        Ok(text) => text
+            .to_string_lossy()
+            .chars()
+            .take(CHARACTERS_MAX)
+            .collect(),
         Err(_) => type_name(object),
     }
 }

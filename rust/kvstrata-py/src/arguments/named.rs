@@ -7,7 +7,7 @@ use kvstrata_core::error::ErrorKind;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 #[cfg(feature = "stubs")]
-use pyo3::{inspect::PyStaticExpr, type_hint_identifier, type_hint_union};
+use pyo3::{inspect::PyStaticExpr, type_hint_identifier};
 
 use super::{shown, type_name};
 use crate::error::exception;
@@ -29,7 +29,10 @@ pub(crate) struct Text<N> {
 impl<N> Text<N> {
     /// A default.
     pub(crate) fn new(value: &str) -> Self {
-        Self { value: value.to_owned(), name: PhantomData }
+        Self {
+            value: value.to_owned(),
+            name: PhantomData,
+        }
     }
 }
 
@@ -39,8 +42,15 @@ impl<N: Named> FromPyObject<'_, '_> for Text<N> {
     const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("builtins", "str");
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match object.cast::<PyString>().ok().and_then(|text| text.to_str().ok().map(str::to_owned)) {
-            Some(value) => Ok(Self { value, name: PhantomData }),
+        match object
+            .cast::<PyString>()
+            .ok()
+            .and_then(|text| text.to_str().ok().map(str::to_owned))
+        {
+            Some(value) => Ok(Self {
+                value,
+                name: PhantomData,
+            }),
             None => Err(exception(
                 object.py(),
                 N::KIND,
@@ -58,9 +68,15 @@ pub(crate) struct Flag<N> {
 
 impl<N> Flag<N> {
     /// A default.
-    pub(crate) const TRUE: Self = Self { value: true, name: PhantomData };
+    pub(crate) const TRUE: Self = Self {
+        value: true,
+        name: PhantomData,
+    };
     /// A default.
-    pub(crate) const FALSE: Self = Self { value: false, name: PhantomData };
+    pub(crate) const FALSE: Self = Self {
+        value: false,
+        name: PhantomData,
+    };
 }
 
 impl<N: Named> FromPyObject<'_, '_> for Flag<N> {
@@ -70,18 +86,27 @@ impl<N: Named> FromPyObject<'_, '_> for Flag<N> {
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         match object.cast::<PyBool>() {
-            Ok(flag) => Ok(Self { value: flag.is_true(), name: PhantomData }),
+            Ok(flag) => Ok(Self {
+                value: flag.is_true(),
+                name: PhantomData,
+            }),
             Err(_) => Err(exception(
                 object.py(),
                 N::KIND,
-                format!("{} is {}; True or False is expected", N::NAME, shown(&object)),
+                format!(
+                    "{} is {}; True or False is expected",
+                    N::NAME,
+                    shown(&object)
+                ),
             )),
         }
     }
 }
 
-/// A duration in seconds, zero or more; infinity and whatever a [`Duration`] cannot hold mean its
-/// longest value.
+/// Stands for every longer time: 136 years, which a clock's arithmetic still takes.
+const FOREVER: Duration = Duration::from_secs(0xffff_ffff);
+
+/// A duration in seconds, zero or more; infinity is [`FOREVER`].
 pub(crate) struct Seconds<N> {
     pub(crate) value: Duration,
     name: PhantomData<N>,
@@ -90,29 +115,40 @@ pub(crate) struct Seconds<N> {
 impl<N> Seconds<N> {
     /// A default.
     pub(crate) const fn new(seconds: u64) -> Self {
-        Self { value: Duration::from_secs(seconds), name: PhantomData }
+        Self {
+            value: Duration::from_secs(seconds),
+            name: PhantomData,
+        }
     }
 }
 
 impl<N: Named> FromPyObject<'_, '_> for Seconds<N> {
     type Error = PyErr;
     #[cfg(feature = "stubs")]
-    const INPUT_TYPE: PyStaticExpr = type_hint_union!(
-        type_hint_identifier!("builtins", "float"),
-        type_hint_identifier!("builtins", "int")
-    );
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("builtins", "float");
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let number = object.extract::<f64>().ok().filter(|_| !object.is_instance_of::<PyBool>());
+        let number = object
+            .extract::<f64>()
+            .ok()
+            .filter(|_| !object.is_instance_of::<PyBool>());
         match number {
             Some(seconds) if seconds >= 0.0 => {
-                let value = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-                Ok(Self { value, name: PhantomData })
+                let value = Duration::try_from_secs_f64(seconds)
+                    .map_or(FOREVER, |given| given.min(FOREVER));
+                Ok(Self {
+                    value,
+                    name: PhantomData,
+                })
             }
             _ => Err(exception(
                 object.py(),
                 N::KIND,
-                format!("{} is {}; a number of seconds, 0 or more, is expected", N::NAME, shown(&object)),
+                format!(
+                    "{} is {}; a number of seconds, 0 or more, is expected",
+                    N::NAME,
+                    shown(&object)
+                ),
             )),
         }
     }

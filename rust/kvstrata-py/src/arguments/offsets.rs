@@ -32,13 +32,19 @@ impl FromPyObject<'_, '_> for Offsets {
             || object.is_instance_of::<PyByteArray>()
             || object.is_instance_of::<PyString>();
         let Some(items) = object.try_iter().ok().filter(|_| !text) else {
-            let text = format!("offsets is {}; a sequence of ints is expected", type_name(&object));
+            let text = format!(
+                "offsets is {}; a sequence of ints is expected",
+                type_name(&object)
+            );
             return Err(exception(object.py(), ErrorKind::Argument, text));
         };
         let mut offsets = Vec::with_capacity(object.len().unwrap_or(0).min(RESERVED_MAX));
         for (position, item) in items.enumerate() {
             let item = item?;
-            offsets.push(item.extract::<u64>().map_err(|_| wrong(&object, position, &shown(&item)))?);
+            offsets.push(
+                item.extract::<u64>()
+                    .map_err(|_| wrong(&object, position, &shown(&item)))?,
+            );
         }
         Ok(Self(offsets))
     }
@@ -47,7 +53,10 @@ impl FromPyObject<'_, '_> for Offsets {
 /// The offsets of a buffer of 64-bit ints; none when `object` is something else.
 fn from_array(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u64>>> {
     let py = object.py();
-    let Some(array) = PyUntypedBuffer::get(object).ok().filter(|held| held.dimensions() == 1) else {
+    let Some(array) = PyUntypedBuffer::get(object)
+        .ok()
+        .filter(|held| held.dimensions() == 1)
+    else {
         return Ok(None);
     };
     if let Ok(array) = array.as_typed::<u64>() {
@@ -67,6 +76,7 @@ fn from_array(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u64>>> {
 }
 
 fn wrong(object: &Bound<'_, PyAny>, position: usize, value: &dyn core::fmt::Display) -> PyErr {
-    let text = format!("offsets[{position}] is {value}; a byte offset, an int of 0 or more, is expected");
+    let text =
+        format!("offsets[{position}] is {value}; a byte offset, an int of 0 or more, is expected");
     exception(object.py(), ErrorKind::Argument, text)
 }

@@ -31,7 +31,9 @@ impl FromPyObject<'_, '_> for Root {
         if let Ok(text) = object.cast::<PyString>()
             && let Ok(text) = text.to_str()
         {
-            return config::parse_url(text).map(Self).map_err(|error| refused(py, &error));
+            return config::parse_url(text)
+                .map(Self)
+                .map_err(|error| refused(py, &error));
         }
         object.extract::<PathBuf>().map(Self).map_err(|_| {
             let text = format!("url is {}; a str or a path is expected", shown(&object));

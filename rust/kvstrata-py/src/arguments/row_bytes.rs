@@ -30,7 +30,10 @@ impl FromPyObject<'_, '_> for RowBytes {
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         let refuse = |text: String| exception(object.py(), ErrorKind::Config, text);
         if object.is_instance_of::<PyInt>() {
-            return Ok(Self(BTreeMap::from([(GroupId(0), bytes(&object, "row_bytes")?)])));
+            return Ok(Self(BTreeMap::from([(
+                GroupId(0),
+                bytes(&object, "row_bytes")?,
+            )])));
         }
         let Ok(mapping) = object.cast::<PyMapping>() else {
             return Err(refuse(format!(
@@ -40,8 +43,13 @@ impl FromPyObject<'_, '_> for RowBytes {
         };
         let mut groups = BTreeMap::new();
         for item in mapping.items()? {
-            let (group, value) = item.cast::<PyTuple>()?.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
-            let id = group.extract::<u32>().ok().filter(|_| !group.is_instance_of::<PyBool>());
+            let (group, value) = item
+                .cast::<PyTuple>()?
+                .extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+            let id = group
+                .extract::<u32>()
+                .ok()
+                .filter(|_| !group.is_instance_of::<PyBool>());
             let Some(id) = id else {
                 return Err(refuse(format!(
                     "row_bytes has the key {}; a group id, an int from 0 to 2**32 - 1, is expected",
@@ -55,7 +63,11 @@ impl FromPyObject<'_, '_> for RowBytes {
 }
 
 fn bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    match value.extract::<u64>().ok().filter(|_| !value.is_instance_of::<PyBool>()) {
+    match value
+        .extract::<u64>()
+        .ok()
+        .filter(|_| !value.is_instance_of::<PyBool>())
+    {
         Some(bytes) => Ok(bytes),
         None => Err(exception(
             value.py(),

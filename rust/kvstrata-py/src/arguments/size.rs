@@ -20,7 +20,10 @@ pub(crate) struct SizeText<N> {
 impl<N> SizeText<N> {
     /// A default in percent of the file system.
     pub(crate) const fn percent(percent: f64) -> Self {
-        Self { value: Size::Percent(percent), name: PhantomData }
+        Self {
+            value: Size::Percent(percent),
+            name: PhantomData,
+        }
     }
 }
 
@@ -35,12 +38,19 @@ impl<N: Named> FromPyObject<'_, '_> for SizeText<N> {
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         let refuse = |why: String| exception(object.py(), N::KIND, format!("{}: {why}", N::NAME));
         if let Ok(text) = object.cast::<PyString>() {
-            let value = config::parse_size(&text.to_string_lossy()).map_err(|e| refuse(e.to_string()))?;
-            return Ok(Self { value, name: PhantomData });
+            let value = config::parse_size(N::NAME, &text.to_string_lossy())
+                .map_err(|error| exception(object.py(), N::KIND, error.to_string()))?;
+            return Ok(Self {
+                value,
+                name: PhantomData,
+            });
         }
         let is_int = object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>();
         match object.extract::<u64>().ok().filter(|_| is_int) {
-            Some(bytes) => Ok(Self { value: Size::Bytes(bytes), name: PhantomData }),
+            Some(bytes) => Ok(Self {
+                value: Size::Bytes(bytes),
+                name: PhantomData,
+            }),
             None => Err(refuse(format!(
                 "{} is not a size; a str such as \"10GiB\" or \"80%\", or an int of bytes (0 or more), \
                  is expected",
