@@ -9,8 +9,8 @@ made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 maturin generate-stubs --quiet --features stubs --out "$made"
 stub=$made/kvstrata/_native.pyi
-ruff check --config pyproject.toml --quiet --fix --unsafe-fixes "$stub" || true
-ruff format --config pyproject.toml --quiet "$stub"
+ruff check --config pyproject.toml --silent --exit-zero --fix --unsafe-fixes "$stub"
+ruff format --config pyproject.toml --silent "$stub"
 if [[ ${1:-} == --check ]]; then
     diff -u python/kvstrata/_native.pyi "$stub"
 else

@@ -83,7 +83,7 @@ class Tier:
         there it does nothing either.
         """
     def drain(self, /) -> None:
-        """Blocks, without limit, until no operation touches the arena; results stay to be polled."""
+        """Blocks without limit until no operation touches the arena; results stay to be polled."""
     def fileno(self, /) -> int:
         """An eventfd that is readable while results wait to be polled. It belongs to the tier."""
     def load(

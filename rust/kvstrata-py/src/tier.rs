@@ -177,7 +177,7 @@ impl Tier {
         }
     }
 
-    /// Blocks, without limit, until no operation touches the arena; results stay to be polled.
+    /// Blocks without limit until no operation touches the arena; results stay to be polled.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         while !self.handle.detached(py, |tier| tier.drain_for(SLICE))? {
             py.check_signals()?;
