@@ -51,6 +51,7 @@ def run(tier, kind, numbers):
 def start(code: str, root: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(root)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -304,3 +305,44 @@ def test_a_child_that_a_fork_made_can_end_normally(tmp_path: Path) -> None:
         """,
         tmp_path / "kv",
     )
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_forked_child_that_lives_on_does_not_hold_the_root(tmp_path: Path, end: str) -> None:
+    root = tmp_path / "kv"
+    parent = start(
+        """
+        tier = open_tier()
+        assert run(tier, "store", range(4)).success
+        child = os.fork()
+        if child == 0:
+            print("child", flush=True)
+            time.sleep(30)
+            os._exit(0)
+        sys.stdin.readline()
+        tier.close()
+        print(child, flush=True)
+        time.sleep(30)
+        """,
+        root,
+    )
+    child = None
+    try:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        assert parent.stdout.readline() == "child\n"
+        if end == "close":
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            child = int(parent.stdout.readline())
+        else:
+            tasks = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+            child = int(tasks.read_text())
+            parent.kill()
+            parent.wait()
+        run("tier = open_tier(); assert run(tier, 'load', range(4)).success; tier.close()", root)
+    finally:
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+        parent.kill()
+        parent.communicate()
