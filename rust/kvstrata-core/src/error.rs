@@ -35,7 +35,11 @@ pub type Result<T> = core::result::Result<T, Error>;
 impl Error {
     /// An error of `kind`; `message` is one line, lower case, and names what was expected and got.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// A configuration error.

@@ -2,6 +2,17 @@
 //!
 //! Pure Rust: no Python, no torch, no environment variables, no globals. See `ARCHITECTURE.md`
 //! for the way data takes through the modules, and `docs/FORMAT.md` for the bytes on disk.
-
+pub mod buffer;
+pub mod config;
 pub mod error;
+pub mod eviction;
+pub mod format;
+pub mod index;
+pub mod io;
+pub mod job;
 pub mod key;
+pub mod metrics;
+pub mod namespace;
+pub mod notice;
+pub mod sys;
+pub mod tier;

@@ -1,0 +1,165 @@
+//! Row files in the order of their last access, per class.
+
+use hashbrown::HashMap;
+
+use super::links::{Linked, Links, List, NONE};
+use super::{Class, ContainerId, Placement};
+
+/// Number of a container's record; entries keep it instead of the container's id.
+pub(super) type Slot = u32;
+
+#[derive(Debug)]
+struct Container {
+    placement: Placement,
+    links: Links,
+    entries: u32,
+    pinned_entries: u32,
+    last_access: u64,
+}
+
+impl Linked for Container {
+    fn links(&mut self) -> &mut Links {
+        &mut self.links
+    }
+}
+
+/// Containers that hold entries. One that becomes empty is forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Containers {
+    records: Vec<Container>,
+    free: Vec<Slot>,
+    slots: HashMap<ContainerId, Slot>,
+    lists: HashMap<Class, List>,
+}
+
+impl Containers {
+    /// Counts a new entry and returns the container's slot.
+    pub(super) fn enter(&mut self, placement: Placement) -> Slot {
+        let slot = match self.slots.get(&placement.container) {
+            Some(slot) => *slot,
+            None => self.create(placement),
+        };
+        if let Some(record) = self.record_mut(slot) {
+            debug_assert_eq!(
+                record.placement.class, placement.class,
+                "one class per container"
+            );
+            record.entries = record.entries.saturating_add(1);
+        }
+        slot
+    }
+
+    /// Counts an entry out that was pinned or not.
+    pub(super) fn leave(&mut self, slot: Slot, pinned: bool) {
+        if pinned {
+            self.unpinned(slot);
+        }
+        let Some(record) = self.record_mut(slot) else {
+            return;
+        };
+        record.entries = record.entries.saturating_sub(1);
+        let placement = record.placement;
+        if record.entries == 0 {
+            self.slots.remove(&placement.container);
+            if let Some(list) = self.lists.get_mut(&placement.class) {
+                list.unlink(&mut self.records, slot);
+            }
+            self.free.push(slot);
+        }
+    }
+
+    /// Notes an access to one of the container's entries.
+    pub(super) fn accessed(&mut self, slot: Slot, tick: u64) {
+        let Some(record) = self.record_mut(slot) else {
+            return;
+        };
+        record.last_access = tick;
+        let class = record.placement.class;
+        if let Some(list) = self.lists.get_mut(&class) {
+            list.unlink(&mut self.records, slot);
+            list.push_warmest(&mut self.records, slot);
+        }
+    }
+
+    /// Notes that one more of the container's entries is pinned.
+    pub(super) fn pinned(&mut self, slot: Slot) {
+        if let Some(record) = self.record_mut(slot) {
+            record.pinned_entries = record.pinned_entries.saturating_add(1);
+        }
+    }
+
+    /// Notes that one less of the container's entries is pinned.
+    pub(super) fn unpinned(&mut self, slot: Slot) {
+        if let Some(record) = self.record_mut(slot) {
+            record.pinned_entries = record.pinned_entries.saturating_sub(1);
+        }
+    }
+
+    /// The class of a container's entries.
+    pub(super) fn class(&self, slot: Slot) -> Option<Class> {
+        self.record(slot).map(|record| record.placement.class)
+    }
+
+    /// The slot of a container that has entries, and whether any of them is pinned.
+    pub(super) fn find(&self, container: ContainerId) -> Option<(Slot, bool)> {
+        let slot = *self.slots.get(&container)?;
+        self.record(slot)
+            .map(|record| (slot, record.pinned_entries > 0))
+    }
+
+    /// See [`EvictionPolicy::coldest_container`](super::EvictionPolicy::coldest_container).
+    pub(super) fn coldest(&self, class: Class) -> Option<(ContainerId, u64)> {
+        let mut slot = self.lists.get(&class)?.coldest();
+        while slot != NONE {
+            let record = self.record(slot)?;
+            if record.pinned_entries == 0 {
+                return Some((record.placement.container, record.last_access));
+            }
+            slot = record.links.warmer();
+        }
+        None
+    }
+
+    /// Bytes of memory held, without the allocator's own.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Container>()
+            + self.free.capacity() * size_of::<Slot>()
+            + self.slots.capacity() * size_of::<(ContainerId, Slot)>()
+    }
+
+    fn create(&mut self, placement: Placement) -> Slot {
+        let record = Container {
+            placement,
+            links: Links::unlinked(),
+            entries: 0,
+            pinned_entries: 0,
+            last_access: 0,
+        };
+        let slot = if let Some(slot) = self.free.pop() {
+            if let Some(old) = self.record_mut(slot) {
+                *old = record;
+            }
+            slot
+        } else {
+            let slot = Slot::try_from(self.records.len()).unwrap_or(NONE);
+            self.records.push(record);
+            slot
+        };
+        self.slots.insert(placement.container, slot);
+        let list = self.lists.entry(placement.class).or_insert(List::new());
+        list.push_warmest(&mut self.records, slot);
+        slot
+    }
+
+    fn record(&self, slot: Slot) -> Option<&Container> {
+        usize::try_from(slot)
+            .ok()
+            .and_then(|index| self.records.get(index))
+    }
+
+    fn record_mut(&mut self, slot: Slot) -> Option<&mut Container> {
+        usize::try_from(slot)
+            .ok()
+            .and_then(|index| self.records.get_mut(index))
+    }
+}

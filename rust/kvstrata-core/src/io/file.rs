@@ -1,0 +1,161 @@
+//! Row files and their descriptors, of which only so many are open at once.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::sys::fs::{Access, Direct, Directory, File};
+use crate::sys::sync::atomic::{AtomicU64, Ordering};
+use crate::sys::sync::{Arc, Mutex, MutexGuard, Weak, lock};
+
+/// Default of [`FileCache`]'s bound. With the descriptors that threads hold while they work it
+/// leaves room for the host's own under `ulimit -n 64`.
+pub const DESCRIPTORS_MAX: usize = 24;
+
+/// A file of rows, by name. Its descriptors are opened when first needed, on an engine's thread,
+/// and closed when others need them more, or with the last handle.
+#[derive(Debug)]
+pub struct DataFile {
+    directory: Arc<Directory>,
+    name: String,
+    access: Access,
+    direct: Slot,
+    buffered: Slot,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    file: Mutex<Option<Arc<File>>>,
+    last_use: AtomicU64,
+}
+
+impl DataFile {
+    /// The file `name` in `directory`; nothing is opened yet.
+    pub fn new(directory: Arc<Directory>, name: impl Into<String>, access: Access) -> Arc<Self> {
+        Arc::new(Self {
+            directory,
+            name: name.into(),
+            access,
+            direct: Slot::default(),
+            buffered: Slot::default(),
+        })
+    }
+
+    /// The file's name in its directory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The directory that holds it.
+    pub const fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// Closes what is open; operations under way keep theirs until they end.
+    pub fn close(&self) {
+        for slot in [&self.direct, &self.buffered] {
+            drop(lock(&slot.file).take());
+        }
+    }
+
+    const fn slot(&self, direct: Direct) -> &Slot {
+        match direct {
+            Direct::Yes => &self.direct,
+            Direct::No => &self.buffered,
+        }
+    }
+}
+
+/// Opens descriptors and bounds their number.
+#[derive(Debug)]
+pub struct FileCache {
+    open: Mutex<Vec<(Weak<DataFile>, Direct)>>,
+    descriptors_max: usize,
+    uses: AtomicU64,
+}
+
+impl FileCache {
+    /// A cache that keeps at most `descriptors_max` descriptors open, besides those in use.
+    pub const fn new(descriptors_max: usize) -> Self {
+        Self {
+            open: Mutex::new(Vec::new()),
+            descriptors_max,
+            uses: AtomicU64::new(0),
+        }
+    }
+
+    /// The open descriptor of `file`, opened now if need be, and the length of the file in bytes.
+    ///
+    /// # Errors
+    /// `ENOENT` when the file has lost its name; as [`Directory::open`].
+    pub fn get(&self, file: &Arc<DataFile>, direct: Direct) -> io::Result<(Arc<File>, u64)> {
+        let slot = file.slot(direct);
+        slot.last_use
+            .store(self.uses.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        let mut held = lock(&slot.file);
+        let (opened, is_new) = if let Some(open) = &*held {
+            (Arc::clone(open), false)
+        } else {
+            let opened = file.directory.open(&file.name, file.access, direct)?;
+            (Arc::clone(held.insert(Arc::new(opened))), true)
+        };
+        let stat = opened.stat();
+        if !matches!(&stat, Ok(stat) if stat.links > 0) {
+            *held = None;
+        }
+        drop(held);
+        let stat = stat?;
+        if stat.links == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        if is_new {
+            self.register(file, direct);
+        }
+        Ok((opened, stat.size_bytes))
+    }
+
+    /// Closes the half of the descriptors that were used longest ago; for when the process has
+    /// run out of them.
+    pub fn shrink(&self) {
+        let mut open = lock(&self.open);
+        let keep = open.len() / 2;
+        Self::close_down_to(&mut open, keep);
+    }
+
+    fn register(&self, file: &Arc<DataFile>, direct: Direct) {
+        let mut open = lock(&self.open);
+        let known = |(other, kind): &(Weak<DataFile>, Direct)| {
+            *kind == direct && core::ptr::eq(other.as_ptr(), Arc::as_ptr(file))
+        };
+        if !open.iter().any(known) {
+            open.push((Arc::downgrade(file), direct));
+        }
+        if open.len() > self.descriptors_max {
+            Self::close_down_to(&mut open, self.descriptors_max);
+        }
+    }
+
+    /// Forgets files that are gone, then closes the least recently used. A descriptor whose slot
+    /// is locked is being opened or looked at: it is not the one to close.
+    fn close_down_to(open: &mut MutexGuard<'_, Vec<(Weak<DataFile>, Direct)>>, keep: usize) {
+        open.retain(|(file, _)| file.strong_count() > 0);
+        open.sort_by_key(|(file, direct)| {
+            let file = file.upgrade();
+            file.map_or(0, |file| {
+                file.slot(*direct).last_use.load(Ordering::Relaxed)
+            })
+        });
+        let mut excess = open.len().saturating_sub(keep);
+        open.retain(|(file, direct)| {
+            let Some(file) = file.upgrade().filter(|_| excess > 0) else {
+                return excess == 0;
+            };
+            let Ok(mut held) = file.slot(*direct).file.try_lock() else {
+                return true;
+            };
+            drop(held.take());
+            excess -= 1;
+            false
+        });
+    }
+}

@@ -1,0 +1,269 @@
+//! What a root can do, tried out when a tier opens it.
+
+use core::fmt;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::Alignment;
+use crate::buffer::aligned::PAGE_BYTES;
+use crate::buffer::{AlignedBuffer, Memory};
+use crate::error::{Error, Result};
+use crate::sys::fs::{Access, Allocation, Direct, Directory, File, IoVector, TEMPORARY_SUFFIX};
+use crate::sys::sync::Arc;
+
+/// Length of the file that is tried, in bytes.
+const TRIAL_BYTES: u64 = 65536;
+
+/// File systems that keep files in memory: there is no cache to go round.
+const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
+
+/// File systems whose calls can hang as long as some other machine or process likes.
+const MAY_HANG: [&str; 9] = [
+    "nfs", "fuse", "9p", "cifs", "smb2", "ceph", "lustre", "gpfs", "unknown",
+];
+
+/// What a root can do and which way was chosen for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one independent answer"
+)]
+pub struct Capabilities {
+    /// The engine: `"threads"`.
+    pub io_backend: &'static str,
+    /// Whether rows go round the page cache.
+    pub direct: Direct,
+    /// Alignment that direct transfers need; none in buffered mode.
+    pub alignment: Alignment,
+    /// Kind of the file system, `"unknown"` where we have no name for it.
+    pub file_system: &'static str,
+    /// Whether its calls can hang for ever (network, FUSE): a deadline is then worth having.
+    pub may_hang: bool,
+    /// Whether space can be reserved before it is written.
+    pub fallocate: bool,
+    /// Whether `flock` works.
+    pub locks: bool,
+    /// Whether a directory can be made durable.
+    pub directory_sync: bool,
+    /// Why something was chosen that is not the best, in order of trial.
+    pub remarks: Vec<String>,
+}
+
+impl Capabilities {
+    /// `"direct"` or `"buffered"`.
+    pub const fn io_mode(&self) -> &'static str {
+        match self.direct {
+            Direct::Yes => "direct",
+            Direct::No => "buffered",
+        }
+    }
+
+    /// Slots and rows whose address and length are multiples of this, in bytes, are moved without
+    /// a copy.
+    pub fn slot_align(&self) -> usize {
+        self.alignment.slot_bytes()
+    }
+}
+
+impl fmt::Display for Capabilities {
+    /// One line for the log.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let yes = |flag: bool| if flag { "yes" } else { "no" };
+        write!(
+            formatter,
+            "{} on {}: {} I/O aligned to {} bytes, fallocate {}, locks {}, directory sync {}",
+            self.io_backend,
+            self.file_system,
+            self.io_mode(),
+            self.slot_align(),
+            yes(self.fallocate),
+            yes(self.locks),
+            yes(self.directory_sync),
+        )?;
+        self.remarks
+            .iter()
+            .try_for_each(|remark| write!(formatter, "; {remark}"))
+    }
+}
+
+/// Tries out `root` with a file of its own, which it removes. A full file system is no error: what
+/// could not be tried is taken to work, since everything has a fallback when it does not.
+///
+/// # Errors
+/// [`crate::error::ErrorKind::Config`] for an `io_backend` that is not known or not built in, and
+/// when files cannot be created, renamed or removed in the root.
+pub fn probe(root: &Directory, io_backend: &str) -> Result<Capabilities> {
+    if !matches!(io_backend, "auto" | "threads") {
+        return Err(Error::config(format!(
+            "io_backend {io_backend:?} is not available; \"auto\" or \"threads\" is expected"
+        )));
+    }
+    let cannot = |what: &str, source: io::Error| {
+        Error::config(format!(
+            "{} cannot be used: {what} fails",
+            root.path().display()
+        ))
+        .with_source(source)
+    };
+    let file_system = root
+        .statistics()
+        .map_err(|error| cannot("statfs", error))?
+        .name;
+    let mut capabilities = Capabilities {
+        io_backend: "threads",
+        direct: Direct::No,
+        alignment: Alignment::NONE,
+        file_system,
+        may_hang: MAY_HANG.contains(&file_system),
+        fallocate: true,
+        locks: true,
+        directory_sync: root.sync().is_ok(),
+        remarks: Vec::new(),
+    };
+    let mut random = [0; 8];
+    getrandom(&mut random, GetRandomFlags::empty())
+        .map_err(|errno| cannot("a random number", errno.into()))?;
+    let unique = u64::from_le_bytes(random);
+    let first = format!("probe.{unique:016x}{TEMPORARY_SUFFIX}");
+    let second = format!("probe.{unique:016x}.renamed{TEMPORARY_SUFFIX}");
+    let file = match root.create_new(&first, Access::Write, Direct::No) {
+        Ok(file) => file,
+        Err(error) if is_full(&error) => {
+            capabilities.remarks.push(format!("not tried ({error})"));
+            try_direct(None, root, &first, &mut capabilities);
+            return Ok(capabilities);
+        }
+        Err(error) => return Err(cannot("creating a file", error)),
+    };
+    try_file(&file, &mut capabilities);
+    try_direct(Some(&file), root, &first, &mut capabilities);
+    let renamed = root.rename(&first, &second);
+    let removed = root.unlink(if renamed.is_ok() { &second } else { &first });
+    renamed.map_err(|error| cannot("renaming a file", error))?;
+    removed.map_err(|error| cannot("removing a file", error))?;
+    Ok(capabilities)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    errno == Some(Errno::NOSPC.raw_os_error()) || errno == Some(Errno::DQUOT.raw_os_error())
+}
+
+/// Tries to reserve space and to lock.
+fn try_file(file: &File, capabilities: &mut Capabilities) {
+    match file.allocate(TRIAL_BYTES) {
+        Ok(Allocation::Reserved) => {}
+        Ok(Allocation::Sparse) => {
+            capabilities.fallocate = false;
+            capabilities
+                .remarks
+                .push("space cannot be reserved, so files are sparse".to_owned());
+        }
+        Err(error) => capabilities
+            .remarks
+            .push(format!("allocation was refused ({error})")),
+    }
+    match file.try_lock_exclusive() {
+        Ok(true) => {}
+        Ok(false) => capabilities.locks = false,
+        Err(error) => {
+            capabilities.locks = false;
+            capabilities
+                .remarks
+                .push(format!("flock is refused ({error})"));
+        }
+    }
+}
+
+/// Decides whether rows go round the page cache, and with which alignment. Without a file to try
+/// on, direct mode is assumed; the engine falls back at run time when that is wrong.
+fn try_direct(trial: Option<&File>, root: &Directory, name: &str, capabilities: &mut Capabilities) {
+    if IN_MEMORY.contains(&capabilities.file_system) {
+        return;
+    }
+    let page = Alignment {
+        memory_bytes: PAGE_BYTES,
+        offset_bytes: PAGE_BYTES,
+    };
+    let Some(trial) = trial else {
+        capabilities.direct = Direct::Yes;
+        capabilities.alignment = page;
+        return;
+    };
+    let stated = trial.direct_alignment().and_then(|stated| {
+        let memory_bytes = usize::try_from(stated.memory_bytes).ok()?;
+        let offset_bytes = usize::try_from(stated.offset_bytes).ok()?;
+        Some(Alignment {
+            memory_bytes,
+            offset_bytes,
+        })
+    });
+    let sector = Alignment {
+        memory_bytes: 512,
+        offset_bytes: 512,
+    };
+    let candidates = stated.into_iter().chain([sector, page]);
+    let opened = root.open(name, Access::Write, Direct::Yes);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) => {
+            capabilities
+                .remarks
+                .push(format!("O_DIRECT is refused at open ({error})"));
+            return;
+        }
+    };
+    let mut refusal = None;
+    for alignment in candidates {
+        match round_trip(&file, alignment) {
+            Ok(()) => {
+                capabilities.direct = Direct::Yes;
+                capabilities.alignment = alignment;
+                return;
+            }
+            Err(error) => refusal = Some(error),
+        }
+    }
+    if let Some(error) = refusal {
+        capabilities
+            .remarks
+            .push(format!("O_DIRECT does not work ({error})"));
+    }
+}
+
+/// Writes and reads one unit of `alignment` at an address and offset that are no better aligned.
+fn round_trip(file: &File, alignment: Alignment) -> io::Result<()> {
+    let length = alignment.offset_bytes;
+    let memory = |fill: u8| -> io::Result<(Memory, IoVector)> {
+        let bytes = alignment.slot_bytes().saturating_mul(2);
+        let mut buffer = AlignedBuffer::zeroed(bytes, PAGE_BYTES.max(alignment.slot_bytes()))
+            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        buffer.fill(fill);
+        let memory = Memory::Buffer(Arc::new(buffer));
+        let address = memory.address(alignment.memory_bytes, length);
+        let address = address.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok((memory, IoVector::new(address, length)))
+    };
+    let offset = u64::try_from(alignment.offset_bytes).unwrap_or(0);
+    let (source, from) = memory(0xA5)?;
+    let (target, to) = memory(0)?;
+    #[expect(unsafe_code, reason = "the trial uses the same calls as the engine")]
+    // SAFETY: both vectors lie within buffers that live until the end of this function and that
+    // nobody else knows.
+    let (written, read) = unsafe {
+        (
+            file.write_vectored_at(&[from], offset)?,
+            file.read_vectored_at(&[to], offset)?,
+        )
+    };
+    let (mut was, mut is) = (vec![0; length], vec![1; length]);
+    let copied = source.copy_out(alignment.memory_bytes, &mut was)
+        && target.copy_out(alignment.memory_bytes, &mut is);
+    if written == length && read == length && copied && was == is {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
+    }
+}

@@ -1,0 +1,127 @@
+//! Counters of a tier: atomic, monotonic, read as one snapshot.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Map, Value};
+
+use crate::job::{JobKind, Outcome};
+
+/// A counter that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How many keys ended in each way.
+#[derive(Debug, Default)]
+struct OutcomeCounters([Counter; Outcome::ALL.len()]);
+
+impl OutcomeCounters {
+    fn count(&self, outcome: Outcome) {
+        let found = Outcome::ALL.iter().zip(&self.0).find(|(of, _)| **of == outcome);
+        if let Some((_, counter)) = found {
+            counter.add(1);
+        }
+    }
+
+    fn snapshot(&self) -> Value {
+        Outcome::ALL
+            .iter()
+            .zip(&self.0)
+            .map(|(of, counter)| (of.as_str().to_owned(), Value::from(counter.get())))
+            .collect::<Map<_, _>>()
+            .into()
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Everything a tier counts over its life, in keys or bytes as named.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            store_outcomes: OutcomeCounters,
+            load_outcomes: OutcomeCounters,
+            $($(#[$doc])* pub $name: Counter,)*
+        }
+
+        impl Metrics {
+            /// All counters under their names.
+            pub fn snapshot(&self) -> Map<String, Value> {
+                let mut all = Map::new();
+                $(all.insert(stringify!($name).to_owned(), Value::from(self.$name.get()));)*
+                all.insert("store_outcomes".to_owned(), self.store_outcomes.snapshot());
+                all.insert("load_outcomes".to_owned(), self.load_outcomes.snapshot());
+                all
+            }
+        }
+    };
+}
+
+counters! {
+    /// Payload bytes stored.
+    bytes_stored,
+    /// Payload bytes loaded and verified.
+    bytes_loaded,
+    /// Bytes handed to the device for rows, padding included.
+    bytes_written,
+    /// Rows whose key made room for another.
+    evicted_rows,
+    /// Row files given back, or taken from namespaces not in use.
+    evicted_files,
+    /// Rows found with bytes that were not those stored.
+    corrupt_rows,
+    /// The same, for rows written after the last clean mark and found bad after a crash.
+    torn_rows,
+    /// Rows set aside after a device error.
+    retired_rows,
+    /// Files and entries in the namespace that could not be used at open.
+    junk,
+    /// Row files that vanished or were cut while open.
+    lost_files,
+    /// Lookups asked, in keys.
+    lookups,
+    /// Lookups answered yes, in keys.
+    lookup_hits,
+    /// Errors that were logged, or would have been but for the rate limit.
+    errors,
+}
+
+impl Metrics {
+    /// Counts the end of one key.
+    pub fn count(&self, kind: JobKind, outcome: Outcome) {
+        match kind {
+            JobKind::Store => self.store_outcomes.count(outcome),
+            JobKind::Load => self.load_outcomes.count(outcome),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_outcome_is_counted_under_its_own_name() {
+        let metrics = Metrics::default();
+        for outcome in Outcome::ALL {
+            metrics.count(JobKind::Store, outcome);
+        }
+        metrics.count(JobKind::Load, Outcome::Miss);
+        let all = metrics.snapshot();
+        for outcome in Outcome::ALL {
+            assert_eq!(all["store_outcomes"][outcome.as_str()], 1);
+        }
+        assert_eq!(all["load_outcomes"]["miss"], 1);
+        assert_eq!(all["load_outcomes"]["ok"], 0);
+    }
+}

@@ -1,0 +1,78 @@
+//! Closing a tier: admission ends, what runs ends, the rest is given up, the root is let go.
+
+use core::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::Outcome;
+use crate::sys::sync::{lock, wait_timeout};
+use crate::tier::disk::DiskTier;
+use crate::tier::state::Phase;
+
+impl DiskTier {
+    /// Whether no operation may touch the arena any more; waits up to `timeout`.
+    pub fn wait_quiet(&self, timeout: Duration) -> bool {
+        self.around.jobs.wait_idle(timeout) && !self.arena_in_use()
+    }
+
+    /// Closes the tier within about `timeout`: calls are refused from now on, jobs may end, those
+    /// not started by then are given up.
+    ///
+    /// # Errors
+    /// `Busy` while the kernel still owns arena bytes; call again later.
+    pub fn close(&self, timeout: Duration) -> Result<()> {
+        let clock = &self.around.clock;
+        let begun = clock.now();
+        let left = || timeout.saturating_sub(clock.now().saturating_duration_since(begun));
+        {
+            let mut state = lock(&self.state);
+            state.phase = state.phase.max(Phase::Closing);
+        }
+        self.around.jobs.wait_idle(left());
+        self.give_up_queued();
+        let engine_ended = match self.engine() {
+            Ok(engine) => engine.shutdown(left()),
+            Err(_) => true,
+        };
+        if !engine_ended && self.arena_in_use() {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                "the kernel still owns bytes of the arena; close again later",
+            ));
+        }
+        self.stop_threads(left().max(Duration::from_secs(1)));
+        drop(lock(&self.root_lock).take());
+        Ok(())
+    }
+
+    fn give_up_queued(&self) {
+        let mut state = lock(&self.state);
+        let queued: Vec<_> = state.queued.drain(..).collect();
+        for store in queued {
+            self.settle_rest(&mut state, &store.request, store.next, Outcome::Dropped, "closed");
+        }
+    }
+
+    /// Lets the writer write down what a restart should know, then joins both threads. A thread
+    /// that hangs in the file system is left behind: it touches no arena.
+    fn stop_threads(&self, timeout: Duration) {
+        let clock = &self.around.clock;
+        let begun = clock.now();
+        let mut state = lock(&self.state);
+        state.phase = Phase::Stopping;
+        self.work.notify_all();
+        self.watch.notify_all();
+        while !state.writer_done {
+            let left = timeout.saturating_sub(clock.now().saturating_duration_since(begun));
+            if left.is_zero() {
+                return;
+            }
+            state = wait_timeout(&self.done, state, left);
+        }
+        drop(state);
+        let threads: Vec<_> = lock(&self.threads).drain(..).collect();
+        for thread in threads {
+            // The bodies catch their own panics.
+            let _ = thread.join();
+        }
+    }
+}

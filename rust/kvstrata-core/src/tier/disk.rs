@@ -1,0 +1,368 @@
+//! The disk tier: rows of one namespace in the row files of one root.
+//!
+//! Three kinds of threads meet at one lock ([`State`]). The caller's threads look up, plan loads
+//! and queue stores; none of that touches a file. The engine's threads move bytes and hand each
+//! operation back ([`DiskTier::complete`]). The writer thread makes space, plans stores and
+//! writes the row table; the keeper thread gives up what is past its deadline.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::buffer::aligned::AlignedBuffer;
+use crate::buffer::arena::Arena;
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::Class;
+use crate::format::superblock::{NamespaceDigest, WriterId};
+use crate::index::Fingerprinter;
+use crate::io::probe::Capabilities;
+use crate::io::{Completion, Engine};
+use crate::job::{JobKind, JobTable, Outcome, Settlement};
+use crate::key::{GroupId, Key};
+use crate::metrics::Metrics;
+use crate::namespace::epoch::Epochs;
+use crate::notice::{Level, Notices};
+use crate::sys::clock::Clock;
+use crate::sys::fs::File;
+use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, OnceLock, lock};
+use crate::tier::request::{Item, Request};
+use crate::tier::space::Space;
+use crate::tier::state::{Phase, State};
+
+/// What a tier shares with its opener and its caller.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// The caller's slots.
+    pub arena: Arc<Arena>,
+    /// All jobs.
+    pub jobs: Arc<JobTable>,
+    /// All counters.
+    pub metrics: Arc<Metrics>,
+    /// All log lines.
+    pub notices: Arc<Notices>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// One open disk tier.
+#[derive(Debug)]
+pub struct DiskTier {
+    pub(super) around: Surroundings,
+    /// Class and payload bytes of each group.
+    pub(super) groups: BTreeMap<GroupId, (Class, usize)>,
+    pub(super) fingerprinter: Fingerprinter,
+    pub(super) digest: NamespaceDigest,
+    pub(super) writer: WriterId,
+    pub(super) deadline: Duration,
+    pub(super) honours_busy: bool,
+    pub(super) capabilities: Capabilities,
+    pub(super) engine: OnceLock<Arc<dyn Engine>>,
+    pub(super) state: Mutex<State>,
+    /// Wakes the writer thread.
+    pub(super) work: Condvar,
+    /// Wakes the keeper thread.
+    pub(super) watch: Condvar,
+    /// Tells that the writer thread is done.
+    pub(super) done: Condvar,
+    pub(super) space: Mutex<Space>,
+    pub(super) epochs: Mutex<Epochs>,
+    /// Where padding is read to.
+    pub(super) scratch: Arc<AlignedBuffer>,
+    /// Where padding is written from.
+    pub(super) zeros: Arc<AlignedBuffer>,
+    /// Order of this process's first store: older rows were there when it opened.
+    pub(super) first_store_order: u64,
+    /// Set after the writer thread panicked: nothing is stored any more.
+    pub(super) poisoned: AtomicBool,
+    /// Keeps the root ours until the tier is closed.
+    pub(super) root_lock: Mutex<Option<File>>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl DiskTier {
+    pub(super) fn engine(&self) -> Result<&Arc<dyn Engine>> {
+        self.engine.get().ok_or_else(|| Error::new(ErrorKind::Closed, "the tier has no I/O engine"))
+    }
+
+    /// Answers for each key whether a row is there: never waits for I/O.
+    pub fn lookup(&self, keys: &[Key]) -> Result<Vec<Option<bool>>> {
+        let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
+        let state = self.open_state()?;
+        let found: Vec<bool> = fingerprints
+            .iter()
+            .map(|of| !state.reset_failed && state.inventory.index.find(*of).is_some())
+            .collect();
+        drop(state);
+        let metrics = &self.around.metrics;
+        metrics.lookups.add(count(keys.len()));
+        metrics.lookup_hits.add(count(found.iter().filter(|hit| **hit).count()));
+        Ok(found.into_iter().map(Some).collect())
+    }
+
+    /// Counts an access to each key that is there.
+    pub fn touch(&self, keys: &[Key]) -> Result<()> {
+        let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
+        let now = self.around.clock.unix_seconds();
+        let mut state = self.open_state()?;
+        let inventory = &mut state.inventory;
+        let entries: Vec<_> =
+            fingerprints.iter().filter_map(|of| inventory.index.find(*of)).collect();
+        inventory.access(&entries, now);
+        Ok(())
+    }
+
+    /// Hides keys at once; stores of them under way end as dropped.
+    pub fn remove(&self, keys: &[Key]) -> Result<()> {
+        let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
+        let mut state = self.open_state()?;
+        for fingerprint in fingerprints {
+            if let Some(entry) = state.inventory.index.find(fingerprint) {
+                state.drop_entry(entry);
+            }
+            if let Some(writing) = state.writing.get_mut(&fingerprint) {
+                writing.cancelled = true;
+            }
+        }
+        drop(state);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// Begins a new epoch: nothing stored before is found any more, also after a restart.
+    ///
+    /// Returns false when the epoch could not be recorded; the tier then answers miss to
+    /// everything and stores nothing until a later reset succeeds.
+    pub fn reset(&self) -> Result<bool> {
+        let mut epochs = lock(&self.epochs);
+        let mut state = self.open_state()?;
+        // Nothing of the old epoch is served from here on, whatever the disk says.
+        state.reset_failed = true;
+        let at_least = state.epoch;
+        self.forget_everything(&mut state);
+        drop(state);
+        let advanced = epochs.advance(at_least);
+        let mut state = lock(&self.state);
+        let recorded = match advanced {
+            Ok(epoch) => {
+                state.epoch = epoch;
+                state.reset_failed = false;
+                true
+            }
+            Err(error) => {
+                self.around.metrics.errors.add(1);
+                self.around.notices.say(Level::Error, "reset", || {
+                    format!("reset could not be recorded, the tier serves nothing: {error}")
+                });
+                false
+            }
+        };
+        drop(state);
+        self.work.notify_one();
+        Ok(recorded)
+    }
+
+    /// Hides every row and cancels every store; loads under way will end as misses.
+    fn forget_everything(&self, state: &mut State) {
+        state.inventory.unlist_all();
+        for writing in state.writing.values_mut() {
+            writing.cancelled = true;
+        }
+        let queued: Vec<_> = state.queued.drain(..).collect();
+        for store in queued {
+            self.settle_rest(state, &store.request, store.next, Outcome::Dropped, "reset");
+        }
+        // Flights compare their epoch with the state's; this one is never used for storing.
+        state.epoch = state.epoch.saturating_add(1);
+    }
+
+    /// Checks a job's arguments and turns them into items.
+    pub(super) fn items(&self, keys: &[Key], offsets: &[u64]) -> Result<Vec<Item>> {
+        if keys.len() != offsets.len() {
+            return Err(Error::argument(format!(
+                "keys and offsets differ in length: {} and {}",
+                keys.len(),
+                offsets.len()
+            )));
+        }
+        let arena_length = self.around.arena.length();
+        let mut items = Vec::with_capacity(keys.len());
+        for (position, (key, offset)) in keys.iter().zip(offsets).enumerate() {
+            let Some((_, row_bytes)) = self.groups.get(&key.group()) else {
+                return Err(Error::argument(format!(
+                    "keys[{position}]: group {} is not one of this tier's groups",
+                    key.group()
+                )));
+            };
+            let start = usize::try_from(*offset).ok();
+            let end = start.and_then(|start| start.checked_add(*row_bytes));
+            let (Some(start), Some(_)) = (start, end.filter(|end| *end <= arena_length)) else {
+                return Err(Error::argument(format!(
+                    "offsets[{position}]: a slot of {row_bytes} bytes at {offset} does not fit in \
+                     the arena of {arena_length} bytes"
+                )));
+            };
+            let fingerprint = self.fingerprinter.of(key);
+            items.push(Item { key: *key, fingerprint, offset: start, row_bytes: *row_bytes });
+        }
+        check_distinct(&items)?;
+        Ok(items)
+    }
+
+    /// The lock, while the tier takes calls.
+    pub(super) fn open_state(&self) -> Result<crate::sys::sync::MutexGuard<'_, State>> {
+        let state = lock(&self.state);
+        if state.phase == Phase::Open { Ok(state) } else { Err(closed()) }
+    }
+
+    /// Gives keys of a job their outcomes.
+    pub(super) fn settle(
+        &self,
+        state: &mut State,
+        request: &Arc<Request>,
+        settlements: &[Settlement],
+        error: Option<&str>,
+    ) {
+        if settlements.is_empty() {
+            return;
+        }
+        let metrics = &self.around.metrics;
+        let mut bytes_settled = 0_u64;
+        for settlement in settlements {
+            metrics.count(request.kind, settlement.outcome);
+            let row_bytes = request.items.get(settlement.position).map_or(0, |item| item.row_bytes);
+            bytes_settled = bytes_settled.saturating_add(count(row_bytes));
+            match request.kind {
+                JobKind::Store => metrics.bytes_stored.add(settlement.bytes),
+                JobKind::Load => metrics.bytes_loaded.add(settlement.bytes),
+            }
+        }
+        let last = request.settle(settlements.len());
+        if request.kind == JobKind::Store {
+            state.store_bytes_open = state.store_bytes_open.saturating_sub(bytes_settled);
+            if last {
+                order_stored(state, request, self.around.clock.unix_seconds());
+            }
+        }
+        self.around.jobs.settle(request.job_id, settlements, error);
+    }
+
+    /// Gives all keys from position `next` on the same outcome.
+    pub(super) fn settle_rest(
+        &self,
+        state: &mut State,
+        request: &Arc<Request>,
+        next: usize,
+        outcome: Outcome,
+        error: &str,
+    ) {
+        let rest: Vec<_> =
+            (next..request.items.len()).map(|position| plain(position, outcome)).collect();
+        self.settle(state, request, &rest, Some(error));
+    }
+
+    /// Takes an operation back from the engine; called on the engine's threads.
+    pub(super) fn complete(&self, completion: Completion) {
+        let id = completion.operation.id;
+        let Some(flight) = lock(&self.state).flights.remove(&id) else {
+            return;
+        };
+        match flight.request.kind {
+            JobKind::Load => self.complete_load(flight, completion),
+            JobKind::Store => self.complete_store(flight, completion),
+        }
+    }
+
+    /// Slots that ended jobs named busy and the kernel still owns.
+    pub fn busy_offsets(&self) -> Vec<u64> {
+        let state = lock(&self.state);
+        let mut offsets: Vec<u64> = state
+            .flights
+            .values()
+            .filter(|flight| flight.abandoned)
+            .flat_map(|flight| {
+                flight.rows.iter().filter_map(|row| flight.request.items.get(row.position))
+            })
+            .map(|item| count(item.offset))
+            .collect();
+        offsets.sort_unstable();
+        offsets
+    }
+
+    /// Whether any operation may touch the arena.
+    pub(super) fn arena_in_use(&self) -> bool {
+        !lock(&self.state).flights.is_empty()
+    }
+
+    /// What the root and the machine can do, and what was chosen.
+    pub fn capabilities(&self) -> Map<String, Value> {
+        self.capabilities.to_map()
+    }
+
+    /// Whether stores are given up because the writer thread ended.
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+            || self.engine.get().is_some_and(|engine| engine.poisoned())
+    }
+}
+
+/// Puts the rows of a finished store in the order of its keys: the tail is the oldest.
+fn order_stored(state: &mut State, request: &Request, now: u32) {
+    let mut entries = Vec::new();
+    for (position, entry) in request.take_stored() {
+        let same = state.inventory.index.get(entry).is_some_and(|found| {
+            found.listed
+                && request.items.get(position).is_some_and(|i| i.fingerprint == found.fingerprint)
+        });
+        if same {
+            entries.push(entry);
+        }
+    }
+    state.inventory.access(&entries, now);
+}
+
+/// Refuses a job that names a key twice or in which slots overlap.
+fn check_distinct(items: &[Item]) -> Result<()> {
+    let mut by_key: Vec<usize> = (0..items.len()).collect();
+    let mut by_offset = by_key.clone();
+    let key_of = |at: &usize| items.get(*at).map(|item| item.fingerprint);
+    by_key.sort_unstable_by_key(key_of);
+    for pair in by_key.windows(2) {
+        if let [a, b] = pair
+            && key_of(a) == key_of(b)
+        {
+            return Err(Error::argument(format!("keys[{}] and keys[{}] are the same", a.min(b), a.max(b))));
+        }
+    }
+    by_offset.sort_unstable_by_key(|at| items.get(*at).map(|item| item.offset));
+    for pair in by_offset.windows(2) {
+        if let [a, b] = pair
+            && let (Some(first), Some(second)) = (items.get(*a), items.get(*b))
+            && first.offset.saturating_add(first.row_bytes) > second.offset
+        {
+            let what = if first.offset == second.offset { "are the same" } else { "overlap" };
+            return Err(Error::argument(format!(
+                "the slots at offsets[{}] and offsets[{}] {what}",
+                a.min(b),
+                a.max(b)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// An outcome without bytes.
+pub(super) const fn plain(position: usize, outcome: Outcome) -> Settlement {
+    Settlement { position, outcome, bytes: 0, busy: false }
+}
+
+/// The error of a call to a closed tier.
+pub(super) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the tier is closed")
+}
+
+/// A `usize` as a counter.
+pub(super) fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}

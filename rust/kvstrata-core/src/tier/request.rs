@@ -1,0 +1,80 @@
+//! A job inside the tier: its keys and slots, and what of it is still open.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use crate::eviction::EntryId;
+use crate::index::Fingerprint;
+use crate::job::{JobId, JobKind};
+use crate::key::Key;
+use crate::sys::sync::{Mutex, lock};
+
+/// A key and its slot, checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    /// The whole key.
+    pub key: Key,
+    /// Its fingerprint in this process's index.
+    pub fingerprint: Fingerprint,
+    /// First byte of the slot in the arena.
+    pub offset: usize,
+    /// Payload bytes of the key's group.
+    pub row_bytes: usize,
+}
+
+/// A checked job.
+#[derive(Debug)]
+pub struct Request {
+    /// The caller's number.
+    pub job_id: JobId,
+    /// Which way it goes.
+    pub kind: JobKind,
+    /// Keys and slots in the caller's order.
+    pub items: Vec<Item>,
+    /// When operations that have not started are given up.
+    pub deadline: Instant,
+    /// Keys without an outcome.
+    open: AtomicUsize,
+    /// Rows stored so far, to put them in order when the last one is.
+    stored: Mutex<Vec<(usize, EntryId)>>,
+}
+
+impl Request {
+    /// A job with nothing done yet.
+    pub fn new(job_id: JobId, kind: JobKind, items: Vec<Item>, deadline: Instant) -> Self {
+        let open = AtomicUsize::new(items.len());
+        Self { job_id, kind, items, deadline, open, stored: Mutex::default() }
+    }
+
+    /// Counts `settled` keys as done; says whether these were the last.
+    pub fn settle(&self, settled: usize) -> bool {
+        let before = self.open.fetch_sub(settled, Ordering::AcqRel);
+        debug_assert!(before >= settled, "a key was settled twice");
+        before == settled
+    }
+
+    /// Whether every key has its outcome.
+    pub fn is_done(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// Remembers a stored row.
+    pub fn remember(&self, position: usize, entry: EntryId) {
+        lock(&self.stored).push((position, entry));
+    }
+
+    /// The stored rows in the order of the keys.
+    pub fn take_stored(&self) -> Vec<(usize, EntryId)> {
+        let mut stored = core::mem::take(&mut *lock(&self.stored));
+        stored.sort_unstable_by_key(|(position, _)| *position);
+        stored
+    }
+
+    /// Payload bytes of all keys.
+    pub fn bytes(&self) -> u64 {
+        self.items
+            .iter()
+            .map(|item| u64::try_from(item.row_bytes).unwrap_or(u64::MAX))
+            .fold(0, u64::saturating_add)
+    }
+}

@@ -1,0 +1,26 @@
+//! Memory for tests to lend to a tier or an engine.
+
+use std::sync::Arc;
+
+use kvstrata_core::buffer::aligned::PAGE_BYTES;
+use kvstrata_core::buffer::{AlignedBuffer, Arena};
+use kvstrata_core::error::{Error, Result};
+
+/// An arena of `length` zero bytes, `misalignment` bytes after a page boundary.
+///
+/// Its memory is never freed, so whatever a test leaves under way stays harmless.
+///
+/// # Errors
+/// When there is no memory.
+pub fn leaked_arena(length: usize, misalignment: usize) -> Result<Arc<Arena>> {
+    let buffer = AlignedBuffer::zeroed(length.saturating_add(misalignment), PAGE_BYTES)?;
+    let base = Box::leak(Box::new(buffer))
+        .base()
+        .wrapping_add(misalignment);
+    #[expect(unsafe_code, reason = "an arena vouches for its memory")]
+    // SAFETY: the memory was just made for this arena, is zeroed and never freed.
+    let arena = unsafe { Arena::new(base, length) };
+    arena
+        .map(Arc::new)
+        .ok_or_else(|| Error::argument("no arena can be that long"))
+}
