@@ -1,4 +1,7 @@
-"""Keys of rows: block hash bytes, then the KV cache group id as four big-endian bytes (vLLM's `OffloadKey`)."""
+"""Keys of rows, as vLLM's `OffloadKey` has them: block hash bytes, then a group id.
+
+The group id is four big-endian bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ HASH_BYTES_MAX = 64
 
 
 def make_key(block_hash: bytes, group_id: int) -> bytes:
-    """Join a block hash (16 to 64 bytes) and a group id; :class:`ValueError` where either is out of range."""
+    """Join a block hash (16 to 64 bytes) and a group id; :class:`ValueError` out of range."""
     if not HASH_BYTES_MIN <= len(block_hash) <= HASH_BYTES_MAX:
         msg = f"a block hash of {len(block_hash)} bytes, not {HASH_BYTES_MIN} to {HASH_BYTES_MAX}"
         raise ValueError(msg)

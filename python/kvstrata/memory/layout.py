@@ -2,20 +2,24 @@
 
 Units: bytes, unless a name says blocks or chunks. Pure: no torch, no clock, no files.
 
-A *slot* holds one chunk of one KV cache group for all ranks: ``W0|W1|...|padding``. The area of one rank holds the
-tensors one after the other, and each tensor ``blocks_per_chunk`` pages. That is the order vLLM's own offloading
-worker uses, so rows written under either worker mean the same. What a group does not cover of its rank's area (tensors
-of other groups, page padding, blocks a partial chunk leaves out) is a *gap*, and gaps are zeroed when a slot is stored.
+A *slot* holds one chunk of one KV cache group for all ranks: ``W0|W1|...|padding``. The area of one
+rank holds the tensors one after the other, and each tensor ``blocks_per_chunk`` pages. That is the
+order vLLM's own offloading worker uses, so rows written under either worker mean the same. What a
+group does not cover of its rank's area (tensors of other groups, page padding, blocks a partial
+chunk leaves out) is a *gap*, and gaps are zeroed when a slot is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 IntArray = npt.NDArray[np.int64]
 
@@ -47,8 +51,9 @@ class ByteRange:
 class Placement:
     """Where the blocks of one group of one job go.
 
-    Three arrays of equal length: block `block_ids[i]` of the KV tensors belongs to sub-block `sub_blocks[i]` of the
-    slot of chunk `chunk_ids[i]`. `chunks` lists the group's chunks once each, in order.
+    Three arrays of equal length: block `block_ids[i]` of the KV tensors belongs to sub-block
+    `sub_blocks[i]` of the slot of chunk `chunk_ids[i]`. `chunks` lists the group's chunks once
+    each, in order.
     """
 
     group_index: int
@@ -62,8 +67,8 @@ class Placement:
 class SlotLayout:
     """The geometry of the slots as one rank sees them.
 
-    Invariants (checked by :meth:`check`): the rank's area lies within the slot, the pages fit the area, and every
-    reference is to a tensor that exists and is not larger than that tensor's page.
+    Invariants (checked by :meth:`check`): the rank's area lies within the slot, the pages fit the
+    area, and every reference is to a tensor that exists and is not larger than that tensor's page.
     """
 
     slot_bytes: int
@@ -165,13 +170,14 @@ def place_blocks(
 ) -> list[Placement]:
     """Split a job into one :class:`Placement` per group that has blocks.
 
-    `block_ids` and `chunk_ids` hold the groups one after the other; `group_sizes[g]` blocks belong to group g, the
-    first of which is block `first_blocks[g]` of its request. Only a group's first chunk may start late and only its
-    last may end early. Ids may repeat.
+    `block_ids` and `chunk_ids` hold the groups one after the other; `group_sizes[g]` blocks belong
+    to group g, the first of which is block `first_blocks[g]` of its request. Only a group's first
+    chunk may start late and only its last may end early. Ids may repeat.
 
-    What this cannot notice: a block left out in the middle of a group. Blocks carry no position of their own, so all
-    that follows would land one sub-block early (vLLM drops re-allocated blocks of sliding-window groups that way when
-    a chunk holds several blocks). Only a count that no longer fits the number of chunks shows here.
+    What this cannot notice: a block left out in the middle of a group. Blocks carry no position of
+    their own, so all that follows would land one sub-block early (vLLM drops re-allocated blocks of
+    sliding-window groups that way when a chunk holds several blocks). Only a count that no longer
+    fits the number of chunks shows here.
 
     # Errors
     :class:`LayoutError` where the counts do not fit each other.
@@ -206,7 +212,11 @@ def place_blocks(
         )
         block_start += size
         chunk_start += count
-    if block_start != len(block_ids) or chunk_start != len(chunk_ids) or block_start != sum(group_sizes):
+    if (
+        block_start != len(block_ids)
+        or chunk_start != len(chunk_ids)
+        or block_start != sum(group_sizes)
+    ):
         msg = (
             f"{len(block_ids)} blocks in groups of {list(group_sizes)}, the first ones at "
             f"{list(first_blocks)}, do not fill {len(chunk_ids)} chunks of {per_chunk}"

@@ -1,8 +1,9 @@
 """One synthetic block per group through the real copy path, at start (no request is running yet).
 
-A pattern goes into a chunk's worth of blocks, is stored, compared in the slot byte by byte with where the layout says
-it belongs (a copy that swaps bytes on both ways would pass a mere round trip), the blocks are cleared, loaded and
-compared. What the blocks held before is put back, and the slot is zeroed.
+A pattern goes into a chunk's worth of blocks, is stored, compared in the slot byte by byte with
+where the layout says it belongs (a copy that swaps bytes on both ways would pass a mere round
+trip), the blocks are cleared, loaded and compared. What the blocks held before is put back, and the
+slot is zeroed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def check_copies(
     blocks: Sequence[torch.Tensor],
     slot: int,
 ) -> None:
-    """Raise :class:`LayoutError` naming the group whose bytes do not survive the way there and back.
+    """Raise :class:`LayoutError` naming a group whose bytes do not survive the way and back.
 
-    `slot` is overwritten and left zeroed. Groups with more blocks per chunk than there are blocks are skipped.
+    `slot` is overwritten and left zeroed. Groups with more blocks per chunk than there are blocks
+    are skipped.
     """
     layout = transfers.layout
     per_chunk = layout.blocks_per_chunk
@@ -87,7 +89,7 @@ def _check_group(
     transfers.wait({_JOB_ID})
     transfers.finished()
     if not np.array_equal(area.numpy(), expected):
-        msg = f"self-test: a stored block of KV cache group {group_index} is not where it belongs in its slot"
+        msg = f"self-test: a stored block of KV cache group {group_index} is not where it belongs"
         raise LayoutError(msg)
     for index in patterns:
         blocks[index][:per_chunk] = 0
@@ -98,5 +100,7 @@ def _check_group(
         wanted = patterns[ref.tensor_index][:, : ref.page_bytes]
         loaded = blocks[ref.tensor_index][:per_chunk, : ref.page_bytes].cpu()
         if not torch.equal(loaded, wanted):
-            msg = f"self-test: a loaded block of KV cache group {group_index} differs from what was stored"
+            msg = (
+                f"self-test: a loaded block of KV cache group {group_index} is not what was stored"
+            )
             raise LayoutError(msg)

@@ -2,12 +2,14 @@
 
 Ordering, on a device with streams:
 
-* every job records the compute stream when it is submitted, and its copies wait for that point. A store then reads
-  what the model wrote, and a load comes after the zeroing or the use of the blocks it overwrites;
-* stores run in the order of submission on one stream, loads on a second, expedited loads on a third;
-* the gaps of a stored slot are zeroed by the host before its copies are queued. A slot that a job still in flight
-  touches (possible only after a reset took it away) is waited for first, so that neither job's bytes end up in the
-  other's slot.
+* every job records the compute stream when it is submitted, and its copies wait for that point. A
+  store then reads what the model wrote, and a load comes after the zeroing or the use of the blocks
+  it overwrites;
+* stores run in the order of submission on one stream, loads on a second, expedited loads on a
+  third;
+* the gaps of a stored slot are zeroed by the host before its copies are queued. A slot that a job
+  still in flight touches (possible only after a reset took it away) is waited for first, so that
+  neither job's bytes end up in the other's slot.
 
 Not thread-safe: one caller, the thread that runs the model.
 """
@@ -67,9 +69,10 @@ class _Lane:
 
 
 class BlockTransfers:
-    """Copies between `blocks` (one int8 tensor ``(blocks, page)`` per KV tensor) and the slots of `arena`.
+    """Copies between `blocks`, one int8 ``(blocks, page)`` per KV tensor, and slots of `arena`.
 
-    `arena` is the flat int8 tensor of all slots, on the host. Both are only read and written through views made here.
+    `arena` is the flat int8 tensor of all slots, on the host. Both are only read and written
+    through views made here.
     """
 
     def __init__(
@@ -112,7 +115,11 @@ class BlockTransfers:
         if len(self._blocks) != len(self.layout.tensor_page_bytes):
             msg = f"{len(self._blocks)} tensors, {len(self.layout.tensor_page_bytes)} in the layout"
             raise LayoutError(msg)
-        if self._arena.dtype != torch.int8 or self._arena.dim() != 1 or self._arena.device.type != "cpu":
+        if (
+            self._arena.dtype != torch.int8
+            or self._arena.dim() != 1
+            or self._arena.device.type != "cpu"
+        ):
             msg = "the arena has to be a flat int8 tensor on the host"
             raise LayoutError(msg)
         for index, (tensor, page) in enumerate(
@@ -150,7 +157,9 @@ class BlockTransfers:
                 lane.stream.to_slots(copy)
         self._queue(lane, job_id, Direction.STORE, placements, start)
 
-    def load(self, job_id: int, placements: Sequence[Placement], *, expedited: bool = False) -> None:
+    def load(
+        self, job_id: int, placements: Sequence[Placement], *, expedited: bool = False
+    ) -> None:
         """Queue copies from slots to blocks; returns before they are done.
 
         # Errors

@@ -1,7 +1,10 @@
-"""Everything that differs between the vLLM releases kvstrata runs on. Nothing else in kvstrata asks for a version.
+"""Everything that differs between the vLLM releases kvstrata runs on.
 
-Releases from :data:`OLDEST` on work; those behind :data:`NEWEST_KNOWN` are used with one warning, because a release
-that changes the bytes of a KV block changes the namespace too (the release is part of the manifest).
+Nothing else in kvstrata asks for a version.
+
+Releases from :data:`OLDEST` on work; those behind :data:`NEWEST_KNOWN` are used with one warning,
+because a release that changes the bytes of a KV block changes the namespace too (the release is
+part of the manifest).
 """
 
 from __future__ import annotations
@@ -10,10 +13,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+import kvstrata
 import vllm
 from vllm.logger import init_logger
-
-import kvstrata
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -35,7 +37,7 @@ def log_once(level: int, message: str) -> None:
 
 
 def release(version: str | None = None) -> tuple[int, int] | None:
-    """Major and minor number of a version string; `None` for one without numbers (a build from a checkout)."""
+    """Major and minor number of a version; `None` for one without (a build from a checkout)."""
     text = str(vllm.__version__) if version is None else version
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None or found.groups() == ("0", "0"):
@@ -44,7 +46,7 @@ def release(version: str | None = None) -> tuple[int, int] | None:
 
 
 def release_name() -> str:
-    """The release as the manifest has it: ``0.32``, or the whole version string where it has no numbers."""
+    """The release as the manifest has it: ``0.32``; the whole version where it has no numbers."""
     numbers = release()
     return str(vllm.__version__) if numbers is None else f"{numbers[0]}.{numbers[1]}"
 
@@ -68,14 +70,14 @@ def require_version() -> None:
         raise kvstrata.ConfigError(problem)
 
 
-def open_region(spec: Any, rank: int) -> SharedOffloadRegion:  # noqa: ANN401 -- a TieringOffloadingSpec
+def open_region(spec: Any, rank: int) -> SharedOffloadRegion:
     """Map vLLM's shared region of a tiering spec for one rank.
 
     The arguments are the five that every supported release takes.
 
     # Errors
-    :class:`kvstrata.ConfigError` where the region there has another size than this rank computes: ranks that disagree
-    about the row size would read each other's bytes.
+    :class:`kvstrata.ConfigError` where the region there has another size than this rank computes:
+    ranks that disagree about the row size would read each other's bytes.
     """
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
@@ -101,7 +103,10 @@ def open_region(spec: Any, rank: int) -> SharedOffloadRegion:  # noqa: ANN401 --
 
 
 def pin_region(region: SharedOffloadRegion) -> bool:
-    """Register the region with the accelerator, as vLLM's worker does. `False` leaves it pageable: slower, not wrong."""
+    """Register the region with the accelerator, as vLLM's worker does.
+
+    `False` leaves it pageable: slower, not wrong.
+    """
     from vllm.platforms import current_platform
 
     if not (current_platform.is_cuda_alike() or current_platform.is_xpu()):
@@ -124,7 +129,7 @@ def row_bytes_of(view: memoryview) -> int:
 
 
 def group_ids_of(spec: OffloadingSpec) -> tuple[int, ...]:
-    """vLLM's original ids of the groups that are offloaded: the ids inside an OffloadKey."""
+    """VLLM's original ids of the groups that are offloaded: the ids inside an OffloadKey."""
     return tuple(int(group.group_id) for group in spec.config.groups)
 
 
@@ -134,7 +139,7 @@ def register_names(
     specs: dict[str, tuple[str, str]],
     connectors: dict[str, tuple[str, str]],
 ) -> None:
-    """Add names (to module and class) to vLLM's three registries; names that are there already stay."""
+    """Add names (to module and class) to vLLM's three registries; those there already stay."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import kvstrata
+from kvstrata.vllm import compat, facts, plugin
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import iter_layer_specs
-
-import kvstrata
-from kvstrata.vllm import compat, facts, plugin
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Groups of these kinds look back without a bound. All others drop blocks that have left their window.
+# Groups of these kinds look back without a bound. All others drop blocks that have left their
+# window.
 _UNBOUNDED_KINDS = frozenset(
     {"FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "HiddenStateCacheSpec"}
 )
@@ -51,7 +51,7 @@ class KVStrataConnector(OffloadingConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
-        """Declare the metrics of the spec that the engine will use. Runs in the API server's process."""
+        """Declare the metrics of the spec that runs. Called in the API server's process."""
         choose_spec(vllm_config)
         return super().build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues
@@ -59,7 +59,7 @@ class KVStrataConnector(OffloadingConnector):
 
 
 def choose_spec(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Set our spec where the configuration names none; return the extra configuration, which the spec shares."""
+    """Set our spec where none is named; return the extra configuration, which the spec shares."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
         msg = "KVStrataConnector without a kv_transfer_config"
@@ -102,9 +102,10 @@ def _refuse_unsupported(
         ]
         if bounded:
             msg = (
-                f"kvstrata: KV cache groups {bounded} drop blocks behind their window, and vLLM may then send a chunk "
-                "of several blocks with one missing in the middle, without saying which: "
-                "set blocks_per_chunk to 1 (and no block_size) in kv_connector_extra_config"
+                f"kvstrata: KV cache groups {bounded} drop blocks behind their window, and vLLM "
+                "may then send a chunk of several blocks with one missing in the middle, without "
+                "saying which: set blocks_per_chunk to 1 (and no block_size) in "
+                "kv_connector_extra_config"
             )
             raise kvstrata.ConfigError(msg)
 
@@ -113,7 +114,7 @@ def _several_blocks_per_chunk(extra: dict[str, Any]) -> bool:
     return extra.get("block_size") is not None or int(extra.get("blocks_per_chunk") or 1) > 1
 
 
-def _looks_back_without_bound(group: Any) -> bool:  # noqa: ANN401 -- vLLM's KVCacheGroupSpec
+def _looks_back_without_bound(group: Any) -> bool:
     return all(
         type(spec).__name__ in _UNBOUNDED_KINDS and getattr(spec, "sliding_window", None) is None
         for spec in iter_layer_specs(group.kv_cache_spec)

@@ -1,9 +1,9 @@
 """The facts that name a namespace, gathered from vLLM's configuration by a connector that sees it.
 
-`OffloadingConfig`, all that a spec and a tier get, has no revision, overrides, quantisation, hash algorithm or
-attention backend. :class:`kvstrata.vllm.connector.KVStrataConnector` therefore puts :func:`gather`'s result under
-:data:`KEY` into the extra configuration, from where :func:`manifest` reads it. Without it, only `model_identity`
-makes a manifest, and its byte map counts as unproved.
+`OffloadingConfig`, all that a spec and a tier get, has no revision, overrides, quantisation, hash
+algorithm or attention backend. :class:`kvstrata.vllm.connector.KVStrataConnector` therefore puts
+:func:`gather`'s result under :data:`KEY` into the extra configuration, from where :func:`manifest`
+reads it. Without it, only `model_identity` makes a manifest, and its byte map counts as unproved.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class PersistenceError(Exception):
     """Why nothing may be persisted. The message names the setting that changes it."""
 
 
-def gather(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:  # noqa: ANN401 -- vLLM's config objects
+def gather(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     """All facts that vLLM's configuration holds about the meaning of KV bytes, as a JSON object.
 
-    Never raises: what cannot be established is `None` under its name, and :func:`manifest` then refuses.
+    Never raises: what cannot be established is `None` under its name, and :func:`manifest` then
+    refuses.
     """
     model = vllm_config.model_config
     cache = vllm_config.cache_config
@@ -84,20 +85,22 @@ def manifest(spec: OffloadingSpec, model_identity: str | dict[str, Any] | None) 
     known = _facts_or_none(facts)
     if known is not None and known["hash"]["seed"] is None:
         msg = (
-            f"block hashes of prefix_caching_hash_algo={known['hash']['algorithm']} have a random seed, so no row "
-            "would ever be found again: set PYTHONHASHSEED, or use prefix_caching_hash_algo=sha256"
+            f"block hashes of prefix_caching_hash_algo={known['hash']['algorithm']} have a random "
+            "seed, so no row would ever be found again: set PYTHONHASHSEED, or use "
+            "prefix_caching_hash_algo=sha256"
         )
         raise PersistenceError(msg)
     if known is None and model_identity is None:
         msg = (
-            "this connector does not say which weights, revision and overrides the KV bytes belong to: set "
-            "'model_identity' in the tier entry, or use kv_connector=KVStrataConnector"
+            "this connector does not say which weights, revision and overrides the KV bytes belong "
+            "to: set 'model_identity' in the tier entry, or use kv_connector=KVStrataConnector"
         )
         raise PersistenceError(msg)
     if known is not None and model_identity is None and not _weights_known(known):
         msg = (
-            "the identity of the weights could not be established (no local files, no resolved commit, or a loader "
-            "that does not read checkpoint files): set 'model_identity' in the tier entry"
+            "the identity of the weights could not be established (no local files, no resolved "
+            "commit, or a loader that does not read checkpoint files): set 'model_identity' in the "
+            "tier entry"
         )
         raise PersistenceError(msg)
     config = spec.config
@@ -148,9 +151,10 @@ def _geometry(spec: OffloadingSpec) -> dict[str, Any]:
 
 
 def hash_identity(algorithm: str, environ: os._Environ[str] | dict[str, str]) -> dict[str, Any]:
-    """Algorithm and seed of vLLM's block hashes; the seed is `None` where each process draws its own.
+    """Algorithm and seed of vLLM's block hashes; `None` where each process draws its own seed.
 
-    Derived from the settings: vLLM's own record of the seed is not filled in yet when a scheduler is built.
+    Derived from the settings: vLLM's own record of the seed is not filled in yet when a scheduler
+    is built.
     """
     seed = environ.get("PYTHONHASHSEED")
     if seed is not None:
@@ -170,7 +174,8 @@ def cache_dtype(configured: object, model_dtype: object) -> str:
 def normal_cache_dtype(name: str) -> str:
     """One name for what vLLM spells in two ways, depending on the process that is asked.
 
-    A worker rewrites `fp8` to `fp8_ds_mla` in its own configuration. The groups' specs tell the two layouts apart.
+    A worker rewrites `fp8` to `fp8_ds_mla` in its own configuration. The groups' specs tell the two
+    layouts apart.
     """
     return "fp8" if name in {"fp8", "fp8_e4m3", "fp8_ds_mla"} else name
 
@@ -203,7 +208,7 @@ def _text(value: object) -> str | None:
     return None if value is None else str(getattr(value, "name", None) or value)
 
 
-def _group(index: int, group: Any) -> dict[str, Any]:  # noqa: ANN401
+def _group(index: int, group: Any) -> dict[str, Any]:
     spec = group.kv_cache_spec
     per_layer = getattr(spec, "kv_cache_specs", None)
     described = (
@@ -214,7 +219,7 @@ def _group(index: int, group: Any) -> dict[str, Any]:  # noqa: ANN401
     return {"id": index, "layers": list(group.layer_names), "spec": described}
 
 
-def _describe(spec: Any) -> dict[str, Any]:  # noqa: ANN401
+def _describe(spec: Any) -> dict[str, Any]:
     fields = {
         field.name: modelconfig.plain(getattr(spec, field.name))
         for field in dataclasses.fields(spec)
@@ -223,11 +228,12 @@ def _describe(spec: Any) -> dict[str, Any]:  # noqa: ANN401
     return {"kind": type(spec).__name__, "page_bytes": int(spec.page_size_bytes), **fields}
 
 
-def _tensors(kv_cache_config: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+def _tensors(kv_cache_config: Any) -> list[dict[str, Any]]:
     """Where layers lie relative to each other within a block.
 
-    Only a layout with the block outermost packs layers into one block; in the others strides and offsets between
-    layers depend on the number of blocks, and a block's bytes do not depend on them.
+    Only a layout with the block outermost packs layers into one block; in the others strides and
+    offsets between layers depend on the number of blocks, and a block's bytes do not depend on
+    them.
     """
     packed = str(getattr(kv_cache_config, "kv_cache_layout", None) or "").startswith("B")
     return [
@@ -241,7 +247,7 @@ def _tensors(kv_cache_config: Any) -> list[dict[str, Any]]:  # noqa: ANN401
     ]
 
 
-def _attention(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401
+def _attention(vllm_config: Any) -> dict[str, Any]:
     """The attention backend; where vLLM picks it by itself, the device it picks it for."""
     from vllm.platforms import current_platform
 
@@ -262,7 +268,7 @@ def _attention(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
-def _draft(vllm_config: Any) -> dict[str, Any] | None:  # noqa: ANN401
+def _draft(vllm_config: Any) -> dict[str, Any] | None:
     """A draft model's layers are among the groups, so its weights are part of the identity."""
     speculative = getattr(vllm_config, "speculative_config", None)
     if speculative is None:

@@ -1,6 +1,7 @@
-"""The outermost guard of what the engine calls: an exception becomes a miss or a no-op, counted and logged.
+"""The outermost guard of what the engine calls: an exception becomes a miss or a no-op.
 
-The log is limited to one line per method and :data:`LOG_INTERVAL_SECONDS`; the line says how many it stands for.
+It is counted and logged. The log is limited to one line per method and
+:data:`LOG_INTERVAL_SECONDS`; the line says how many it stands for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Faults:
         self._logged_at: dict[str, float] = {}
 
     def record(self, where: str, error: BaseException) -> None:
-        """Count an exception; log it with its traceback if none from this place was logged lately."""
+        """Count an exception; log it, with traceback, if none from this place was lately."""
         self.total += 1
         self._unlogged[where] = self._unlogged.get(where, 0) + 1
         now = self._clock()
@@ -69,7 +70,7 @@ def guarded(
         method: Callable[Concatenate[_S, _P], _R],
     ) -> Callable[Concatenate[_S, _P], _R]:
         @functools.wraps(method)
-        def call(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def call(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
                 return method(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 -- the engine must go on whatever went wrong here

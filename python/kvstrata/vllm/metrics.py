@@ -1,14 +1,14 @@
 """What a tier reports to vLLM's metrics: counters and gauges taken from `tier.stats()`.
 
-Every name has to be declared in the API server's process before the engine emits it; an undeclared one would end
-vLLM's stat logging. So only names of :data:`METRICS` are ever emitted.
+Every name has to be declared in the API server's process before the engine emits it; an undeclared
+one would end vLLM's stat logging. So only names of :data:`METRICS` are ever emitted.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMetadata
 
@@ -26,26 +26,30 @@ LABELS = ("tier",)
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of `tier.stats()` under vLLM's name for it. A counter's value only grows while a process lives."""
+    """A number of `tier.stats()` under vLLM's name for it. A counter only grows."""
 
     key: str
     name: str
-    counter: bool
+    kind: Literal["counter", "gauge"]
     documentation: str
 
 
 METRICS = (
-    Metric("faults", "vllm:kvstrata_tier_faults", True, "Exceptions the tier's guard held back."),  # noqa: FBT003
-    Metric("disabled", "vllm:kvstrata_tier_disabled", False, "1 where the tier persists nothing, else 0."),  # noqa: FBT003
+    Metric(
+        "faults", "vllm:kvstrata_tier_faults", "counter", "Exceptions the tier's guard held back."
+    ),
+    Metric(
+        "disabled", "vllm:kvstrata_tier_disabled", "gauge", "1 where the tier persists nothing."
+    ),
 )
 
 
 def definitions() -> dict[str, OffloadingMetricMetadata]:
-    """vLLM's declarations of :data:`METRICS`."""
+    """VLLM's declarations of :data:`METRICS`."""
     return {
         metric.name: (
             OffloadingCounterMetadata(documentation=metric.documentation, labelnames=LABELS)
-            if metric.counter
+            if metric.kind == "counter"
             else OffloadingGaugeMetadata(documentation=metric.documentation, labelnames=LABELS)
         )
         for metric in METRICS
@@ -77,7 +81,7 @@ class TierMetrics:
             value = values.get(metric.key)
             if not isinstance(value, (int, float)):
                 continue
-            if not metric.counter:
+            if metric.kind == "gauge":
                 stats.set_gauge(metric.name, value, self._labels)
                 continue
             change = value - self._last.get(metric.key, 0)

@@ -1,7 +1,7 @@
-"""A digest of the model's configuration: every field that could change a KV byte, and nothing that does not.
+"""A digest of the model's configuration: every field that could change a KV byte, no other.
 
-Fields are taken by a deny list, so that one nobody thought of separates namespaces rather than mixing them.
-:data:`DENY_VERSION` is part of the facts and grows whenever the list changes.
+Fields are taken by a deny list, so that one nobody thought of separates namespaces rather than
+mixing them. :data:`DENY_VERSION` is part of the facts and grows whenever the list changes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ LENGTH_FREE_ROPE = frozenset(
 )
 
 
-def plain(value: object) -> Any:  # noqa: ANN401 -- any JSON value
+def plain(value: object) -> Any:
     """A JSON value that is the same in every process for the same configuration."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -87,12 +87,12 @@ def plain(value: object) -> Any:  # noqa: ANN401 -- any JSON value
     return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text
 
 
-def relevant(config: Any) -> dict[str, Any]:  # noqa: ANN401 -- a transformers configuration
+def relevant(config: Any) -> dict[str, Any]:
     """The configuration without denied fields, at every depth."""
-    return _strip(plain(config))  # type: ignore[no-any-return]
+    return _strip(plain(config))
 
 
-def _strip(value: Any) -> Any:  # noqa: ANN401
+def _strip(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _strip(item) for key, item in value.items() if key not in DENY}
     if isinstance(value, list):
@@ -107,12 +107,12 @@ def digest(value: object) -> str:
 
 
 def depends_on_length(config: dict[str, Any]) -> bool:
-    """Whether a RoPE variant in the configuration may rotate differently under another maximum length."""
+    """Whether a RoPE variant of it may rotate differently under another maximum length."""
     kinds = set(_rope_kinds(config, inside=False))
     return bool(kinds - LENGTH_FREE_ROPE)
 
 
-def _rope_kinds(value: Any, *, inside: bool) -> list[str]:  # noqa: ANN401
+def _rope_kinds(value: Any, *, inside: bool) -> list[str]:
     found: list[str] = []
     if isinstance(value, dict):
         for key, item in value.items():

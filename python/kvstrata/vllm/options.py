@@ -6,10 +6,9 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_offload.base import Locality
-
 import kvstrata
 from kvstrata.vllm import compat
+from vllm.v1.kv_offload.base import Locality
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -20,14 +19,22 @@ PLUGIN = ("url", "model_identity", "enable_kv_events", "locality")
 # Known to open_tier, but not the user's to set under a stock manager.
 RESERVED = ("manifest", "row_bytes", "arena", "honours_busy")
 # Consumed by vLLM's factory before the tier sees the entry.
-VLLM = ("type", "module_path", "backpressure", "tier_type", "offloading_spec", "primary_kv_view", "backpressure_detector")
+VLLM = (
+    "type",
+    "module_path",
+    "backpressure",
+    "tier_type",
+    "offloading_spec",
+    "primary_kv_view",
+    "backpressure_detector",
+)
 
 _SIMILAR = 0.7
 
 
 @dataclass(frozen=True)
 class TierOptions:
-    """A tier entry after checking. `open_tier` holds only what was given, so its defaults stay its own."""
+    """A checked tier entry. `open_tier` holds only what was given: its defaults stay its own."""
 
     url: str
     open_tier: dict[str, Any] = field(default_factory=dict)
@@ -39,8 +46,9 @@ class TierOptions:
 def parse(options: Mapping[str, Any], written: Collection[str]) -> TierOptions:
     """Check a tier's keyword arguments; `written` are the keys the user wrote in the entry.
 
-    A key of the entry that resembles one of ours is a misspelling and an error. Anything else that is unknown is
-    ignored with one log line: a keyword that the user did not write comes from a newer vLLM.
+    A key of the entry that resembles one of ours is a misspelling and an error. Anything else that
+    is unknown is ignored with one log line: a keyword that the user did not write comes from a
+    newer vLLM.
 
     # Errors
     :class:`kvstrata.ConfigError` naming the option.
@@ -90,7 +98,7 @@ def _unknown(name: str, written: Collection[str]) -> None:
         compat.log_once(20, f"kvstrata: keyword {name!r} of this vLLM is unknown and ignored")
 
 
-def _typed(options: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:  # noqa: ANN401
+def _typed(options: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = options.get(name, default)
     if not isinstance(value, kind):
         msg = f"{name!r} of a kvstrata tier entry is {value!r}, not a {kind.__name__}"

@@ -9,9 +9,10 @@ CONNECTOR = "KVStrataConnector"
 
 
 def register() -> None:
-    """Register the tier, the spec and the connector by name. Safe to call any number of times, in any process.
+    """Register the tier, the spec and the connector by name. Safe to call any number of times.
 
-    A vLLM that is too old is told so in one line and gets no names; a server that does not use them is not disturbed.
+    A vLLM that is too old is told so in one line and gets no names; a server that does not use them
+    is not disturbed.
     """
     from kvstrata.vllm import compat
 

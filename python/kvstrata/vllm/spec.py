@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
-
 import kvstrata
 from kvstrata.memory.layout import LayoutError
 from kvstrata.vllm import compat
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 if TYPE_CHECKING:
+    from kvstrata.vllm.worker import KVStrataWorker
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-    from kvstrata.vllm.worker import KVStrataWorker
 
-
-class KVStrataSpec(TieringOffloadingSpec):  # type: ignore[misc]
+class KVStrataSpec(TieringOffloadingSpec):
     """Stock manager, stock shared region, our worker.
 
-    Refused at start, with :class:`kvstrata.ConfigError`: `canonical_layout` (its byte map is not certified here) and
-    pipeline parallelism (stages may disagree about the size of a chunk).
+    Refused at start, with :class:`kvstrata.ConfigError`: `canonical_layout` (its byte map is not
+    certified here) and pipeline parallelism (stages may disagree about the size of a chunk).
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -34,8 +32,9 @@ class KVStrataSpec(TieringOffloadingSpec):  # type: ignore[misc]
             raise kvstrata.ConfigError(msg)
         if config.parallel.pp_size > 1:
             msg = (
-                f"KVStrataSpec does not support pipeline parallelism ({config.parallel.pp_size} stages): "
-                "use tensor parallelism, or set spec_name to TieringOffloadingSpec"
+                "KVStrataSpec does not support pipeline parallelism "
+                f"({config.parallel.pp_size} stages): use tensor parallelism, or set spec_name to "
+                "TieringOffloadingSpec"
             )
             raise kvstrata.ConfigError(msg)
         super().__init__(config)
@@ -48,10 +47,11 @@ class KVStrataSpec(TieringOffloadingSpec):  # type: ignore[misc]
         self._kvstrata_worker: KVStrataWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """Make the worker; with new tensors (after a sleep, say) the one that is there lets go of the old ones.
+        """Make the worker; the one that is there takes the new tensors (after a sleep, say).
 
         # Errors
-        :class:`kvstrata.ConfigError` where the tensors do not fit the slots, or the self-test fails.
+        :class:`kvstrata.ConfigError` where the tensors do not fit the slots, or the self-test
+        fails.
         """
         try:
             if self._kvstrata_worker is None:

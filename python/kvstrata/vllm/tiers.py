@@ -1,10 +1,12 @@
 """The secondary tier `kvstrata_disk`: kvstrata's native tier below a manager of vLLM's.
 
-A row is the whole chunk of vLLM's primary tier, all ranks' bytes; a slot's offset is chunk id times row size. The
-tier is keyed by vLLM's `OffloadKey`, whose last four bytes are vLLM's original group id.
+A row is the whole chunk of vLLM's primary tier, all ranks' bytes; a slot's offset is chunk id times
+row size. The tier is keyed by vLLM's `OffloadKey`, whose last four bytes are vLLM's original group
+id.
 
-After start nothing here raises into the engine, with one exception: :meth:`KVStrataDiskTier.shutdown` lets
-`kvstrata.BusyError` pass, because vLLM then keeps the memory mapped that the kernel may still write.
+After start nothing here raises into the engine, with one exception:
+:meth:`KVStrataDiskTier.shutdown` lets `kvstrata.BusyError` pass, because vLLM then keeps the memory
+mapped that the kernel may still write.
 """
 
 from __future__ import annotations
@@ -14,6 +16,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import kvstrata
+from kvstrata.keys import GROUP_BYTES
+from kvstrata.vllm import compat, facts, metrics, options
+from kvstrata.vllm.guard import Faults, guarded
+from kvstrata.vllm.plugin import DISK_TIER
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -22,12 +29,6 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
-
-import kvstrata
-from kvstrata.keys import GROUP_BYTES
-from kvstrata.vllm import compat, facts, metrics, options
-from kvstrata.vllm.guard import Faults, guarded
-from kvstrata.vllm.plugin import DISK_TIER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,11 +65,11 @@ class _Job:
     req_id: str
 
 
-class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
+class KVStrataDiskTier(SecondaryTierManager):
     """A disk tier for `secondary_tiers` of vLLM's tiering spec. Options: see docs/VLLM.md.
 
-    Where the facts for a namespace do not suffice, the tier is off: one ERROR says which setting helps, every lookup
-    is a miss, nothing is written.
+    Where the facts for a namespace do not suffice, the tier is off: one ERROR says which setting
+    helps, every lookup is a miss, nothing is written.
 
     # Errors
     The constructor raises :class:`kvstrata.ConfigError` for an option or a root that cannot work.
@@ -82,7 +83,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
         primary_kv_view: memoryview,
         tier_type: str = DISK_TIER,
         backpressure_detector: BackpressureDetector | None = None,
-        **config: Any,  # noqa: ANN401 -- checked by options.parse
+        **config: Any,
     ) -> None:
         compat.require_version()
         types = (tier_type, DISK_TIER, type(self).__name__)
@@ -92,9 +93,11 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
         self.faults = Faults(f"kvstrata tier {tier_type!r}")
         self._row_bytes = compat.row_bytes_of(primary_kv_view)
         self._jobs: dict[int, _Job] = {}
-        # Results that did not come from the native tier: jobs it refused, or that were lost in a drain.
+        # Results that did not come from the native tier: jobs it refused, or that were lost in a
+        # drain.
         self._ready: list[JobResult] = []
-        # Keys whose load failed, per living request: a second guard against asking for them for ever.
+        # Keys whose load failed, per living request: a second guard against asking for them for
+        # ever.
         self._failed: dict[str, set[OffloadKey]] = {}
         self._events: list[OffloadingEvent] | None = self._event_list(parsed)
         self._metrics = metrics.TierMetrics(tier_type)
@@ -164,7 +167,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     @guarded(lambda: None)
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Queue rows for the disk. vLLM hands the keys as a set: prefix order comes back from their positions."""
+        """Queue rows for the disk. vLLM hands a set of keys: positions give the order back."""
         self._submit(job_metadata, by_prefix)
 
     @guarded(lambda: None)
@@ -173,7 +176,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
         self._submit(job_metadata, as_given)
 
     def _submit(self, job: TransferJob, order: Callable[[TransferJob], list[_Pair]]) -> None:
-        """Whatever happens, the job ends in exactly one result: a slot without one stays pinned for ever."""
+        """End a job in exactly one result, whatever happens: its slots stay pinned without one."""
         job_id = int(job.job_id)
         entry = _Job(tuple(job.keys), bool(job.is_promotion), job.req_context.req_id)
         try:
@@ -225,7 +228,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
                 continue
             self._ready.append(self._translate(int(result.job_id), job, result))
 
-    def _translate(self, job_id: int, job: _Job, result: Any) -> JobResult:  # noqa: ANN401
+    def _translate(self, job_id: int, job: _Job, result: Any) -> JobResult:
         pairs = list(zip(job.keys, result.outcomes, strict=True))
         good = tuple(key for key, outcome in pairs if outcome in _GOOD)
         success = bool(result.success) and len(good) == len(job.keys)
@@ -241,7 +244,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
         )
 
     def _note_events(self, job: _Job, pairs: list[tuple[OffloadKey, str]]) -> None:
-        """Stored rows, and rows that a load found gone or bad. Evictions are not reported by the native tier."""
+        """Stored rows, and those a load found gone or bad. Evictions are not reported to us."""
         if self._events is None or len(self._events) >= _EVENTS_MAX:
             return
         wanted = {"miss", "corrupt"} if job.is_load else {"ok"}
@@ -259,7 +262,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     @guarded(lambda: False)
     def has_pending_work(self) -> bool:
-        """True while a job is in flight or a result waits: its slots are pinned until it is collected."""
+        """True while a job is in flight or a result waits: until then its slots are pinned."""
         return bool(self._jobs or self._ready)
 
     @guarded(list)
@@ -272,7 +275,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     @guarded(lambda: None)
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
-        """Mark rows as used. vLLM does not call this (0.31 on); loads count as uses by themselves."""
+        """Mark rows as used. vLLM does not call this (0.31 on); loads count by themselves."""
         if self._tier is not None:
             self._tier.touch(list(keys))
 
@@ -289,7 +292,7 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     @guarded(lambda: None)
     def drain_jobs(self) -> None:
-        """Wait until no operation touches the primary tier's memory; afterwards every job has its result.
+        """Wait until no operation touches the primary tier's memory and every job has a result.
 
         May wait without limit, as vLLM asks: the slots are given to others next.
         """
@@ -326,10 +329,11 @@ class KVStrataDiskTier(SecondaryTierManager):  # type: ignore[misc]
         return {**native, "faults": self.faults.total, "disabled": int(self._tier is None)}
 
     def shutdown(self) -> None:
-        """Close the native tier and let go of the primary tier's memory, which vLLM releases next.
+        """Close the native tier and let go of the primary tier's memory; vLLM releases it next.
 
         # Errors
-        `kvstrata.BusyError` while the kernel still owns bytes of that memory: vLLM then keeps it mapped.
+        `kvstrata.BusyError` while the kernel still owns bytes of that memory: vLLM then keeps it
+        mapped.
         """
         tier = self._tier
         if tier is not None:
@@ -358,7 +362,7 @@ def as_given(job: TransferJob) -> list[_Pair]:
 
 
 def by_prefix(job: TransferJob) -> list[_Pair]:
-    """By group, then by place in the prompt, so that the rows of a prefix lie side by side on disk."""
+    """By group, then by place in the prompt: the rows of a prefix lie side by side on disk."""
     position = job.req_context.get_offload_key_position
 
     def place(pair: _Pair) -> tuple[bytes, int]:

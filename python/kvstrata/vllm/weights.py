@@ -1,9 +1,9 @@
-"""What the weights are: an identity that changes when a byte of them does, as far as that can be had cheaply.
+"""What the weights are: an identity that changes when they do, as far as that is cheap.
 
 * dummy weights: the fact that they are dummies, the seed, and the torch release that draws them;
-* a directory: name, size and digest of every weight file. The files' whole content where they hold at most
-  :data:`WHOLE_BYTES_MAX` together; else the head of each file (a safetensors header lies there), samples spread
-  evenly over it and its modification time;
+* a directory: name, size and digest of every weight file. The files' whole content where they hold
+  at most :data:`WHOLE_BYTES_MAX` together; else the head of each file (a safetensors header lies
+  there), samples spread evenly over it and its modification time;
 * a hub name: the commit the configuration was resolved to.
 
 Anything else has no identity here, and the tier then needs `model_identity` from the user.
@@ -31,7 +31,7 @@ FILE_LOADERS = frozenset(
 )
 
 
-def identify(model_config: Any, load_config: Any) -> dict[str, Any] | None:  # noqa: ANN401 -- vLLM's config objects
+def identify(model_config: Any, load_config: Any) -> dict[str, Any] | None:
     """The identity of a model's weights, or `None` where there is none to be had."""
     load_format = _name(getattr(load_config, "load_format", "auto"))
     if load_format == "dummy":
@@ -76,7 +76,7 @@ def digest_files(files: Iterable[Path], whole_bytes_max: int = WHOLE_BYTES_MAX) 
     }
 
 
-def _sample(path: Path, size: int, digest: Any) -> None:  # noqa: ANN401 -- hashlib's private type
+def _sample(path: Path, size: int, digest: Any) -> None:
     digest.update(str(path.stat().st_mtime_ns).encode())
     with path.open("rb") as file:
         digest.update(file.read(HEAD_BYTES))

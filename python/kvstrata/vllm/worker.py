@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
+from kvstrata.memory.selftest import check_copies
+from kvstrata.memory.transfer import BlockTransfers
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -14,29 +18,26 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
-from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
-from kvstrata.memory.selftest import check_copies
-from kvstrata.memory.transfer import BlockTransfers
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from vllm.v1.kv_offload.base import CanonicalKVCaches
-    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
     from kvstrata.memory.device import CopyDevice
     from kvstrata.memory.layout import Placement
+    from vllm.v1.kv_offload.base import CanonicalKVCaches
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 logger = init_logger(__name__)
 
 
-class KVStrataWorker(OffloadingWorker):  # type: ignore[misc]
+class KVStrataWorker(OffloadingWorker):
     """Implements vLLM's `OffloadingWorker` over :class:`BlockTransfers`.
 
-    vLLM has no way to hear of a copy that failed: it asserts success, and the row would count as stored. A job whose
-    counts or ids do not fit is therefore refused with an exception, as vLLM's own worker refuses it, before a byte is
-    copied: the only other answer would be a row with wrong bytes under a valid key.
+    vLLM has no way to hear of a copy that failed: it asserts success, and the row would count as
+    stored. A job whose counts or ids do not fit is therefore refused with an exception, as vLLM's
+    own worker refuses it, before a byte is copied: the only other answer would be a row with wrong
+    bytes under a valid key.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class KVStrataWorker(OffloadingWorker):  # type: ignore[misc]
         self_test_slot: int | None,
         device: CopyDevice | None = None,
     ) -> None:
-        """Take over `region`: :meth:`shutdown` unmaps it. `self_test_slot` is overwritten, then zeroed."""
+        """Take over `region`: :meth:`shutdown` unmaps it. `self_test_slot` ends up zeroed."""
         self._region: SharedOffloadRegion | None = region
         self._slot_bytes = int(region._row_stride)  # noqa: SLF001 -- vLLM publishes it nowhere else
         self._area_offset = area_offset
@@ -91,8 +92,10 @@ class KVStrataWorker(OffloadingWorker):  # type: ignore[misc]
         self._transfers.close()
         self._transfers = fresh
 
-    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        """Copy blocks to slots. Always `True`: a job that cannot be done raises :class:`LayoutError`."""
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Copy blocks to slots. `True`, or :class:`LayoutError` for a job that does not fit."""
         return self._submit("store", job_id, src_spec, dst_spec, self._transfers.store)
 
     def submit_load(
@@ -102,7 +105,7 @@ class KVStrataWorker(OffloadingWorker):  # type: ignore[misc]
         dst_spec: GPULoadStoreSpec,
         expedited: bool = False,  # noqa: FBT001, FBT002 -- vLLM's signature
     ) -> bool:
-        """Copy slots to blocks. Always `True`: a job that cannot be done raises :class:`LayoutError`."""
+        """Copy slots to blocks. `True`, or :class:`LayoutError` for a job that does not fit."""
 
         def load(number: int, placements: list[Placement]) -> None:
             self._transfers.load(number, placements, expedited=expedited)
@@ -118,15 +121,12 @@ class KVStrataWorker(OffloadingWorker):  # type: ignore[misc]
         submit: Callable[[int, list[Placement]], None],
     ) -> bool:
         try:
-            if not isinstance(slot_spec, BlockIDsLoadStoreSpec):
-                msg = f"slots given as {type(slot_spec).__name__}"
-                raise LayoutError(msg)
             placements = place_blocks(
                 self._transfers.layout,
                 _ids(block_spec.block_ids),
                 [int(size) for size in block_spec.group_sizes],
                 [int(index) for index in block_spec.block_indices],
-                _ids(slot_spec.block_ids),
+                _slot_ids(slot_spec),
             )
             submit(job_id, placements)
         except Exception as error:
@@ -164,5 +164,12 @@ class KVStrataWorker(OffloadingWorker):  # type: ignore[misc]
             region.cleanup()
 
 
-def _ids(ids: Any) -> Any:  # noqa: ANN401 -- an int32 array of any of numpy's spellings
+def _slot_ids(spec: LoadStoreSpec) -> Any:
+    if not isinstance(spec, BlockIDsLoadStoreSpec):
+        msg = f"slots given as {type(spec).__name__}"
+        raise LayoutError(msg)
+    return _ids(spec.block_ids)
+
+
+def _ids(ids: Any) -> Any:
     return np.array(ids, dtype=np.int64)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 pytest.importorskip("vllm")
 
-import kvstrata  # noqa: E402
+import kvstrata
 
 
 class _KVStrataError(Exception):
@@ -43,7 +43,13 @@ if not HAS_NATIVE:
     }.items():
         setattr(kvstrata, _name, _cls)
 
-from stand_in import Opener  # noqa: E402
+# Test folders are no packages and pytest does not put them on the path: the helpers are one.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plugin_support.stand_in import Opener  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def engine_id() -> Iterator[str]:
     """A unique engine id; what its shared region left behind is removed."""
     name = f"kvstrata-test-{uuid.uuid4().hex}"
     yield name
-    for path in Path("/dev/shm").glob(f"vllm_offload_{name}*"):  # noqa: S108
+    for path in Path("/dev/shm").glob(f"vllm_offload_{name}*"):
         path.unlink()
 
 

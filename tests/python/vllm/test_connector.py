@@ -1,4 +1,4 @@
-"""The connector: which spec it picks, which facts it gathers, what it refuses; and the documented configurations."""
+"""The connector: its spec, its facts, what it refuses; and the documented configurations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import kvstrata
 import pytest
 import torch
-from configs import disk_entry, offloading_config
-from stand_in import Opener
+from plugin_support.configs import disk_entry, offloading_config
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -29,13 +27,19 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+import kvstrata
 from kvstrata.vllm import connector, facts, modelconfig, weights
 from kvstrata.vllm.spec import KVStrataSpec
 from kvstrata.vllm.tiers import KVStrataDiskTier
 
+if TYPE_CHECKING:
+    from plugin_support.stand_in import Opener
+
 DOCS = Path(__file__).parents[3] / "docs" / "VLLM.md"
 DOCUMENTED = dict(
-    re.findall(r"<!-- kv-transfer-config: (\S+) -->\n```json\n(.*?)```", DOCS.read_text(), re.S)
+    re.findall(
+        r"<!-- kv-transfer-config: (\S+) -->\n```json\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )
 )
 
 
@@ -52,7 +56,11 @@ class Config:
 
 
 def vllm_config(
-    model_dir: Path, *, hf: dict[str, Any] | None = None, extra: dict[str, Any] | None = None, **over: Any
+    model_dir: Path,
+    *,
+    hf: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
+    **over: Any,
 ) -> Any:
     hf_config = Config(hidden_size=128, rope_theta=1e4, **(hf or {}))
     model = {
@@ -132,7 +140,11 @@ def test_the_metrics_declared_are_those_of_the_spec_that_runs(
     monkeypatch.setattr(
         OffloadingConnector,
         "build_prom_metrics",
-        classmethod(lambda _cls, config, *_: seen.append(config.kv_transfer_config.kv_connector_extra_config["spec_name"])),
+        classmethod(
+            lambda _cls, config, *_: seen.append(
+                config.kv_transfer_config.kv_connector_extra_config["spec_name"]
+            )
+        ),
     )
     connector.KVStrataConnector.build_prom_metrics(vllm_config(model_dir), {}, [], {})
     assert seen == ["KVStrataSpec"]
@@ -204,7 +216,7 @@ def test_what_does_not_change_a_byte_does_not_change_the_identity(
 
 
 def test_both_spellings_of_a_latent_fp8_cache_are_one(model_dir: Path) -> None:
-    """A worker rewrites the name in its own process; with one process for all, the scheduler sees it rewritten."""
+    """A worker rewrites the name, and only in a process of its own the scheduler cannot see it."""
     one = vllm_config(model_dir, cache={"cache_dtype": "fp8"})
     other = vllm_config(model_dir, cache={"cache_dtype": "fp8_ds_mla"})
     assert digest_of(one) == digest_of(other)
@@ -312,7 +324,9 @@ def test_facts_without_weights_persist_nothing_unless_the_user_names_them(
     gathered = facts.gather(vllm_config(model_dir), kv_cache_config())
     gathered[lost] = None if lost == "weights" else {"method": "eagle", "weights": None}
     entry = disk_entry("file:///x")
-    named = TieringOffloadingSpec(offloading_config(engine_id, [entry], extra={facts.KEY: gathered}))
+    named = TieringOffloadingSpec(
+        offloading_config(engine_id, [entry], extra={facts.KEY: gathered})
+    )
     assert facts.manifest(named, "mine")["model_identity"] == "mine"
     with pytest.raises(facts.PersistenceError, match="model_identity"):
         facts.manifest(named, None)
@@ -372,4 +386,4 @@ def test_importing_the_plug_in_starts_no_thread() -> None:
         "import kvstrata.vllm.connector, kvstrata.vllm.worker\n"
         "assert set(threading.enumerate()) == before\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)  # noqa: S603
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

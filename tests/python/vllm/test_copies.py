@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from geometry import STALE, bench, layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import RecordingDevice
+from plugin_support.geometry import STALE, bench, layout
+from plugin_support.recording import RecordingDevice
 
 from kvstrata.memory.device import HostStream, PageCopy
 from kvstrata.memory.layout import ByteRange, LayoutError, merge, place_blocks
@@ -87,9 +89,7 @@ def test_blocks_with_a_stride_of_their_own_are_copied_whole_and_alone() -> None:
 
 def test_ranks_write_side_by_side() -> None:
     area = 128
-    ranks = [
-        bench(layout(area_offset=rank * area, slot_bytes=4096)) for rank in range(2)
-    ]
+    ranks = [bench(layout(area_offset=rank * area, slot_bytes=4096)) for rank in range(2)]
     for rank in ranks:
         rank.store(1, [3], [2], [1], [0])
     first, second = (rank.slot(2) for rank in ranks)
@@ -160,7 +160,7 @@ def test_merged_ranges_cover_the_same_bytes_and_never_touch(pairs: list[tuple[in
     merged = merge(ranges)
     covered = {byte for item in ranges for byte in range(item.start, item.stop)}
     assert {byte for item in merged for byte in range(item.start, item.stop)} == covered
-    assert all(left.stop < right.start for left, right in zip(merged, merged[1:], strict=False))
+    assert all(left.stop < right.start for left, right in itertools.pairwise(merged))
 
 
 @settings(max_examples=60, deadline=None)
@@ -187,9 +187,7 @@ def test_any_job_copies_exactly_its_pages_and_zeroes_the_rest_of_its_slots(
         for size, index in counts
     ]
     chunks = data.draw(st.permutations(range(24)))[: sum(chunk_counts)]
-    blocks = data.draw(
-        st.lists(st.integers(0, 11), min_size=sum(sizes), max_size=sum(sizes))
-    )
+    blocks = data.draw(st.lists(st.integers(0, 11), min_size=sum(sizes), max_size=sum(sizes)))
     b.store(1, blocks, chunks, sizes, first)
     expected = torch.full_like(b.arena, STALE).view(24, slots.slot_bytes)
     taken = block_at = chunk_at = 0
@@ -270,7 +268,7 @@ def test_a_load_comes_after_pending_writes_to_its_blocks() -> None:
     device = RecordingDevice()
     b = bench(layout(), device=device)
     b.slot(0).fill_(7)
-    device.launch(lambda: b.blocks[0].zero_())
+    device.launch(b.blocks[0].zero_)
     b.load(1, [0], [3], [1], [0])
     assert device.log.index("loads after compute.1") < device.log.index("loads to_blocks")
     device.run()

@@ -1,14 +1,12 @@
-"""The tier under vLLM's own `TieringOffloadingSpec`, found by its registered name or by module path."""
+"""The tier under vLLM's own `TieringOffloadingSpec`, by registered name or module path."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import kvstrata
 import pytest
-from configs import disk_entry, offloading_config
-from stand_in import Opener
+from plugin_support.configs import disk_entry, offloading_config
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
@@ -18,6 +16,11 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+import kvstrata
+
+if TYPE_CHECKING:
+    from plugin_support.stand_in import Opener
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -300,7 +303,9 @@ def test_stored_rows_are_announced_once_where_events_are_on(
     stack.manager.shutdown()
 
 
-def test_every_metric_that_is_emitted_was_declared(opener: Opener, engine_id: str, url: str) -> None:
+def test_every_metric_that_is_emitted_was_declared(
+    opener: Opener, engine_id: str, url: str
+) -> None:
     entry = disk_entry(url)
     stack = open_stack(engine_id, entry)
     declared = TieringOffloadingSpec.build_metric_definitions({"secondary_tiers": [entry]})

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import kvstrata
 import pytest
-from configs import disk_entry, offloading_config
-from stand_in import Opener
+from plugin_support.configs import disk_entry, offloading_config
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+import kvstrata
 from kvstrata.vllm import compat, facts
 from kvstrata.vllm.tiers import KVStrataDiskTier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from plugin_support.stand_in import Opener
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -54,7 +57,10 @@ def test_options_reach_open_tier_under_their_own_names(opener: Opener, engine_id
     ]
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("capcity", "capacity"), ("modelidentity", "model_identity"), ("min_fre", "min_free")])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("capcity", "capacity"), ("modelidentity", "model_identity"), ("min_fre", "min_free")],
+)
 def test_a_misspelt_option_is_an_error_that_names_the_right_one(
     opener: Opener, engine_id: str, wrong: str, right: str
 ) -> None:
@@ -136,7 +142,9 @@ def test_the_namespace_of_a_plain_connector_is_marked_unproved(
 
 
 @pytest.mark.skipif(not hasattr(kvstrata, "_native"), reason="kvstrata._native is not built")
-@pytest.mark.parametrize(("name", "value"), [("capacity", "ten"), ("capacity", 1), ("min_free", "x%"), ("policy", "mru")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("capacity", "ten"), ("capacity", 1), ("min_free", "x%"), ("policy", "mru")]
+)
 def test_a_value_that_cannot_work_raises_at_start(
     engine_id: str, tmp_path: Path, name: str, value: object
 ) -> None:
@@ -146,7 +154,13 @@ def test_a_value_that_cannot_work_raises_at_start(
 
 @pytest.mark.parametrize(
     ("version", "problem"),
-    [("0.31.2", "needs vLLM >= 0.32"), ("0.32.0", None), ("0.33.1.dev3+g1", None), ("0.99.0", None), ("dev", None)],
+    [
+        ("0.31.2", "needs vLLM >= 0.32"),
+        ("0.32.0", None),
+        ("0.33.1.dev3+g1", None),
+        ("0.99.0", None),
+        ("dev", None),
+    ],
 )
 def test_only_an_older_vllm_is_refused(version: str, problem: str | None) -> None:
     found = compat.version_problem(version)

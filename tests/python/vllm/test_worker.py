@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import kvstrata
 import pytest
 import torch
-from configs import PAGE, disk_entry, offloading_config
-from stand_in import Opener
+from plugin_support.configs import PAGE, disk_entry, offloading_config
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -23,9 +21,13 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
+import kvstrata
 from kvstrata.memory.layout import LayoutError
 from kvstrata.vllm.spec import KVStrataSpec
 from kvstrata.vllm.worker import KVStrataWorker
+
+if TYPE_CHECKING:
+    from plugin_support.stand_in import Opener
 
 pytestmark = pytest.mark.usefixtures("registered", "opener")
 
@@ -83,6 +85,8 @@ def test_a_row_written_by_two_ranks_goes_down_and_comes_back_to_both(
     manager.complete_store({key}, context)
     end = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
     manager.reset_cache()
+    # 0.33 holds promotions back until the workers have let go of what the reset freed.
+    getattr(manager, "on_reset_flushed", lambda: None)()
     manager.primary_tier.get_kv_memoryview().cast("B")[:] = bytes(
         manager.primary_tier.get_kv_memoryview().nbytes
     )
@@ -110,10 +114,10 @@ def test_nothing_of_ours_stays_in_shared_memory(engine_id: str) -> None:
     spec = make_spec(engine_id)
     worker = spec.get_worker(kv_caches())
     manager = make_spec(engine_id).get_manager()
-    assert list(Path("/dev/shm").glob(f"*{engine_id}*"))  # noqa: S108
+    assert list(Path("/dev/shm").glob(f"*{engine_id}*"))
     manager.shutdown()
     worker.shutdown()
-    assert not list(Path("/dev/shm").glob(f"*{engine_id}*"))  # noqa: S108
+    assert not list(Path("/dev/shm").glob(f"*{engine_id}*"))
 
 
 def test_loads_are_accepted_with_and_without_the_newer_keyword(engine_id: str) -> None:
@@ -151,9 +155,11 @@ def test_new_tensors_replace_the_old_ones(engine_id: str) -> None:
     worker.shutdown()
 
 
-def test_tensors_larger_than_the_reserved_slot_are_refused_naming_both_sizes(engine_id: str) -> None:
+def test_tensors_larger_than_the_reserved_slot_are_refused_naming_both_sizes(
+    engine_id: str,
+) -> None:
     spec = make_spec(engine_id, bytes_per_block=2 * PAGE)
-    with pytest.raises(kvstrata.ConfigError, match="12288.*8192"):
+    with pytest.raises(kvstrata.ConfigError, match=r"12288.*8192"):
         spec.get_worker(kv_caches(pages=(PAGE, PAGE, PAGE)))
 
 

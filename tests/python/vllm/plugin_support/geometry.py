@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from kvstrata.memory.device import CopyDevice
 from kvstrata.memory.layout import PageRef, SlotLayout, place_blocks
 from kvstrata.memory.transfer import BlockTransfers
+
+if TYPE_CHECKING:
+    from kvstrata.memory.device import CopyDevice
 
 STALE = 0x5A
 
@@ -36,7 +39,7 @@ def layout(
 
 @dataclass
 class Bench:
-    """Transfers over tensors filled with random bytes, and an arena full of an earlier request's."""
+    """Transfers over random bytes, and an arena full of an earlier request's."""
 
     transfers: BlockTransfers
     arena: torch.Tensor
@@ -55,11 +58,19 @@ class Bench:
         start = self.layout.tensor_offset(tensor) + sub * page
         return self.slot(chunk)[start : start + page]
 
-    def store(self, job: int, blocks: list[int], chunks: list[int], sizes: list[int], first: list[int]) -> None:
-        self.transfers.store(job, place_blocks(self.layout, _ids(blocks), sizes, first, _ids(chunks)))
+    def store(
+        self, job: int, blocks: list[int], chunks: list[int], sizes: list[int], first: list[int]
+    ) -> None:
+        self.transfers.store(
+            job, place_blocks(self.layout, _ids(blocks), sizes, first, _ids(chunks))
+        )
 
-    def load(self, job: int, chunks: list[int], blocks: list[int], sizes: list[int], first: list[int]) -> None:
-        self.transfers.load(job, place_blocks(self.layout, _ids(blocks), sizes, first, _ids(chunks)))
+    def load(
+        self, job: int, chunks: list[int], blocks: list[int], sizes: list[int], first: list[int]
+    ) -> None:
+        self.transfers.load(
+            job, place_blocks(self.layout, _ids(blocks), sizes, first, _ids(chunks))
+        )
 
     def clear_blocks(self) -> list[torch.Tensor]:
         before = [tensor.clone() for tensor in self.blocks]

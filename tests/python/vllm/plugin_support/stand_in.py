@@ -1,6 +1,7 @@
 """A stand-in for `kvstrata.open_tier` with the same calls, rows in memory, and faults on demand.
 
-Only for tests that need a fault the real tier cannot be asked for, and for machines where it is not built.
+Only for tests that need a fault the real tier cannot be asked for, and for machines where it is not
+built.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class Opener:
         self.opened: list[StandInTier] = []
         self.options: list[dict[str, Any]] = []
 
-    def __call__(self, url: str, *, manifest: Any, row_bytes: Any, arena: Any, **options: Any) -> StandInTier:
+    def __call__(
+        self, url: str, *, manifest: Any, row_bytes: Any, arena: Any, **options: Any
+    ) -> StandInTier:
         self.options.append({"url": url, **options})
         tier = StandInTier(url, manifest, row_bytes, arena)
         self.opened.append(tier)

@@ -16,7 +16,13 @@ PAGE = 4096
 
 
 def disk_entry(url: str, **extra: Any) -> dict[str, Any]:
-    return {"type": "kvstrata_disk", "url": url, "capacity": "64MiB", "model_identity": "test", **extra}
+    return {
+        "type": "kvstrata_disk",
+        "url": url,
+        "capacity": "64MiB",
+        "model_identity": "test",
+        **extra,
+    }
 
 
 def offloading_config(

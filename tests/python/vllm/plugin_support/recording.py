@@ -1,14 +1,17 @@
-"""A device that does nothing by itself: it records what a transfer asks of it, and copies when told to.
+"""A device that does nothing by itself: it records what it is asked, and copies when told to.
 
-Copies happen only when an event behind them is waited for, or when :meth:`RecordingDevice.run` is called, so a test
-sees the bytes that a too early read would have seen.
+Copies happen only when an event behind them is waited for, or when :meth:`RecordingDevice.run` is
+called, so a test sees the bytes that a too early read would have seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kvstrata.memory.device import DeviceEvent, HostStream, PageCopy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class RecordingEvent:
@@ -23,7 +26,7 @@ class RecordingEvent:
         self.device.log.append(f"host waits {self.name}")
         self.device.run(until=self.name)
 
-    def seconds_since(self, start: DeviceEvent) -> float:
+    def seconds_since(self, start: DeviceEvent) -> float:  # noqa: ARG002
         return 0.0
 
 
@@ -82,7 +85,7 @@ class RecordingDevice:
         return RecordingEvent(self, name)
 
     def run(self, until: str | None = None) -> None:
-        """Run everything as late as the recorded order allows: streams first, each up to a wait it cannot pass."""
+        """Run the model as late as the recorded order allows: streams first, up to their waits."""
         moved = True
         while moved and (until is None or until not in self.passed):
             moved = any(self._step(stream.queue) for stream in self.streams)
