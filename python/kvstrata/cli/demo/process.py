@@ -83,15 +83,13 @@ def run_engine(
     """
     files.request.write_text(json.dumps(request), encoding="utf-8")
     files.progress.write_text("", encoding="utf-8")
-    command = [sys.executable, "-m", "kvstrata.cli.demo.engine"]
-    command += [str(files.request), str(files.result), str(files.progress)]
     started = time.monotonic()
     seen: set[Path] = set()
     left_processes: list[int] = []
     left_shared: list[str] = []
     with files.log.open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command,
+        process = subprocess.Popen(
+            _command(files),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -116,6 +114,11 @@ def run_engine(
         left_processes=left_processes,
         left_shared_memory=left_shared,
     )
+
+
+def _command(files: EngineFiles) -> list[str]:
+    arguments = [str(files.request), str(files.result), str(files.progress)]
+    return [sys.executable, "-m", "kvstrata.cli.demo.engine", *arguments]
 
 
 def _watch(

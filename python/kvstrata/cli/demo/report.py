@@ -164,13 +164,14 @@ def format_model(model: dict[str, Any]) -> str:
         )
     teeth = model["teeth"]
     replaced, flipped = teeth["replaced_row"], teeth["flipped_byte"]
+    verdict = "changed, as it must" if replaced["passed"] else "DID NOT CHANGE"
+    answer = "identical" if flipped["tokens_identical"] else "DIFFERENT"
+    refused = f"{flipped['loads_refused']} load(s) refused"
+    recomputed = f"{flipped['recomputed_tokens']} tokens recomputed"
     lines += [
         f"  stored {_mebibytes(model['bytes_stored'])}, loaded {_mebibytes(model['bytes_loaded'])}",
-        "  a loaded row replaced behind the checksum: output "
-        f"{'changed, as it must' if replaced['passed'] else 'DID NOT CHANGE'}",
-        f"  a stored byte flipped on disk: {flipped['loads_refused']} load(s) refused, "
-        f"{flipped['recomputed_tokens']} tokens recomputed, "
-        f"output {'identical' if flipped['tokens_identical'] else 'DIFFERENT'}",
+        f"  a loaded row replaced behind the checksum: output {verdict}",
+        f"  a stored byte flipped on disk: {refused}, {recomputed}, output {answer}",
     ]
     lines += [f"  FAILED: {failure}" for failure in model["failures"]]
     return "\n".join(lines)
@@ -185,9 +186,7 @@ def format_report(report: dict[str, Any]) -> str:
         "cache at the same cached-token count; has to be 0. vs cold: to the cold run, where only\n"
         "the rounding of another batch shape may differ."
     )
-    for failure in report["failures"]:
-        parts.append(f"FAILED: {failure}")
-    parts.append("passed" if report["passed"] else "failed")
+    parts.append("passed" if report["passed"] else "failed: " + "; ".join(report["failures"]))
     return "\n\n".join(parts)
 
 
