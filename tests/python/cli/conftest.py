@@ -9,8 +9,6 @@ import pytest
 
 from kvstrata.cli.demo import plan
 
-FLIP = {"file": "/root/m/g0.rows", "offset": 12288, "group": 0}
-
 
 def step(name: str, prompt: plan.Prompt, cached: int, *, local: bool = False) -> dict[str, Any]:
     return {
