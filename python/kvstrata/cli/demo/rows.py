@@ -72,8 +72,12 @@ def row_of_block(root: Path, block_hash: bytes) -> StoredRow | None:
 
 
 def flip_byte(row: StoredRow) -> int:
-    """Invert the byte in the middle of a row's payload; returns its offset in the file."""
-    offset = row.offset + row.length // 2
+    """Invert a byte in the middle of a row's payload; returns its offset in the file.
+
+    It is the last byte of a little-endian float32, sign and most of the exponent: a tier that
+    did not notice would hand the model a value that is wrong by many orders of magnitude.
+    """
+    offset = row.offset + row.length // 8 * 4 + 3
     with row.path.open("r+b") as file:
         file.seek(offset)
         byte = file.read(1)
