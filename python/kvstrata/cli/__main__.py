@@ -1,0 +1,7 @@
+"""`python -m kvstrata.cli`."""
+
+import sys
+
+from kvstrata.cli.main import main
+
+sys.exit(main())

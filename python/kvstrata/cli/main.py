@@ -1,0 +1,43 @@
+"""Entry point of the `kvstrata` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+from typing import TYPE_CHECKING
+
+from kvstrata.cli.demo import command as demo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="kvstrata",
+        description="KV-cache storage tiers below the GPU for vLLM.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvstrata {_version()}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    demo.add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status. argparse itself exits with 2 on bad input."""
+    options = build_parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("kvstrata")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
