@@ -1,7 +1,6 @@
 //! The disk tier through its public API, on real files.
 #![expect(
     clippy::unwrap_used,
-    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "a test fails where these fail"
 )]
