@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import kvstrata
-from kvstrata.vllm import compat, facts, plugin
+from kvstrata.vllm import compat, facts, packed, plugin
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -41,6 +41,9 @@ class KVStrataConnector(OffloadingConnector):
         _refuse_unsupported(vllm_config, kv_cache_config, extra)
         if role == KVConnectorRole.SCHEDULER:
             extra[facts.KEY] = _gather(vllm_config, kv_cache_config)
+        else:
+            selected = get_offloading_group_ids(kv_cache_config)
+            extra[packed.KEY] = packed.pages(kv_cache_config, selected)
         super().__init__(vllm_config, role, kv_cache_config)
 
     @classmethod

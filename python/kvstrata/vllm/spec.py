@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import kvstrata
 from kvstrata.memory.layout import LayoutError
-from kvstrata.vllm import compat
+from kvstrata.vllm import compat, packed
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 if TYPE_CHECKING:
+    from kvstrata.memory.layout import PageRef
     from kvstrata.vllm.worker import KVStrataWorker
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
     from vllm.v1.kv_offload.config import OffloadingConfig
@@ -57,10 +58,14 @@ class KVStrataSpec(TieringOffloadingSpec):
             if self._kvstrata_worker is None:
                 self._kvstrata_worker = self._make_worker(kv_caches)
             else:
-                self._kvstrata_worker.rebind(kv_caches)
+                self._kvstrata_worker.rebind(kv_caches, self._refs(kv_caches))
         except LayoutError as error:
             raise kvstrata.ConfigError(str(error)) from error
         return self._kvstrata_worker
+
+    def _refs(self, kv_caches: CanonicalKVCaches) -> tuple[tuple[PageRef, ...], ...]:
+        pages = self.extra_config.get(packed.KEY)
+        return packed.group_refs(kv_caches, pages, self.config.kv_cache_layout)
 
     def _make_worker(self, kv_caches: CanonicalKVCaches) -> KVStrataWorker:
         from kvstrata.vllm.worker import KVStrataWorker
@@ -71,6 +76,7 @@ class KVStrataSpec(TieringOffloadingSpec):
             compat.pin_region(region)
             return KVStrataWorker(
                 kv_caches,
+                self._refs(kv_caches),
                 region,
                 area_offset=rank * self.cpu_page_size_per_worker,
                 area_bytes=self.cpu_page_size_per_worker,
