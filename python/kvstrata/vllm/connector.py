@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import kvstrata
-from kvstrata.vllm import compat, facts, packed, plugin
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import iter_layer_specs
+
+import kvstrata
+from kvstrata.vllm import compat, facts, packed, plugin
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

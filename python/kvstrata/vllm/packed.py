@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
+
 import kvstrata
 from kvstrata.memory.layout import PageRef
-from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
 import kvstrata
 from kvstrata.memory.layout import LayoutError
 from kvstrata.vllm import compat, packed
-from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 if TYPE_CHECKING:
-    from kvstrata.memory.layout import PageRef
-    from kvstrata.vllm.worker import KVStrataWorker
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
     from vllm.v1.kv_offload.config import OffloadingConfig
+
+    from kvstrata.memory.layout import PageRef
+    from kvstrata.vllm.worker import KVStrataWorker
 
 
 class KVStrataSpec(TieringOffloadingSpec):

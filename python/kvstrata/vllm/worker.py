@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
-from kvstrata.memory.selftest import check_copies
-from kvstrata.memory.transfer import BlockTransfers
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -18,15 +14,19 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
+from kvstrata.memory.selftest import check_copies
+from kvstrata.memory.transfer import BlockTransfers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from vllm.v1.kv_offload.base import CanonicalKVCaches
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
     from kvstrata.memory.device import CopyDevice
     from kvstrata.memory.layout import Placement
-    from vllm.v1.kv_offload.base import CanonicalKVCaches
-    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 logger = init_logger(__name__)
 
