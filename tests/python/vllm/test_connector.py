@@ -36,12 +36,16 @@ from kvstrata.vllm.tiers import KVStrataDiskTier
 if TYPE_CHECKING:
     from plugin_support.stand_in import Opener
 
-DOCS = Path(__file__).parents[3] / "docs" / "VLLM.md"
-DOCUMENTED = dict(
-    re.findall(
-        r"<!-- kv-transfer-config: (\S+) -->\n```json\n(.*?)```", DOCS.read_text(), re.DOTALL
+TOP = Path(__file__).parents[3]
+DOCUMENTED = {
+    f"{page}: {way}": text
+    for page in ("README.md", "docs/VLLM.md")
+    for way, text in re.findall(
+        r"<!-- kv-transfer-config: (\S+) -->\n```json\n(.*?)```",
+        (TOP / page).read_text(),
+        re.DOTALL,
     )
-)
+}
 
 
 class Config:
@@ -364,8 +368,8 @@ def test_every_documented_configuration_names_things_that_exist(name: str) -> No
         assert SecondaryTierFactory.get_tier_class(entry) is KVStrataDiskTier
 
 
-def test_five_configurations_are_documented() -> None:
-    assert len(DOCUMENTED) == 5
+def test_eight_configurations_are_documented() -> None:
+    assert len(DOCUMENTED) == 8
 
 
 @pytest.mark.usefixtures("registered")

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[3] / "python"
 
 
 def _overlaid() -> bool:
-    """Whether another release's Python sources lie over the installed engine: it cannot run then."""
+    """Whether another release's Python sources lie over the engine: it cannot run then."""
     installed = {
         found.version
         for found in importlib.metadata.distributions()
