@@ -1,6 +1,6 @@
 //! The caller's memory.
 
-use kvstrata_core::buffer::arena::Arena;
+use kvstrata_core::buffer::Arena;
 use kvstrata_core::error::ErrorKind;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -13,7 +13,10 @@ use crate::error::exception;
 
 /// A writable, C-contiguous buffer of any format, held: its exporter can neither free nor resize
 /// the memory meanwhile.
-pub(crate) struct ArenaBuffer(PyUntypedBuffer);
+pub(crate) struct ArenaBuffer {
+    arena: Arena,
+    buffer: PyUntypedBuffer,
+}
 
 impl FromPyObject<'_, '_> for ArenaBuffer {
     type Error = PyErr;
@@ -39,7 +42,14 @@ impl FromPyObject<'_, '_> for ArenaBuffer {
         if held.len_bytes() == 0 {
             return Err(refuse("is empty"));
         }
-        Ok(Self(held))
+        #[expect(unsafe_code, reason = "the arena is the caller's memory, known by address")]
+        // SAFETY: the held buffer keeps the `len_bytes()` bytes at `buf_ptr()` allocated, in place
+        // and writable (checked above) until it is released, which `Handle` does only after the
+        // core's `close` returned success, after which the core touches no arena byte; in every
+        // other case `Handle` leaks the buffer. Python leaves no byte of a buffer uninitialised.
+        let arena = unsafe { Arena::new(held.buf_ptr().cast(), held.len_bytes()) };
+        let arena = arena.ok_or_else(|| refuse("has no memory"))?;
+        Ok(Self { arena, buffer: held })
     }
 }
 
@@ -49,15 +59,6 @@ impl ArenaBuffer {
     /// The second part must be released only after the tier that has the first was closed with
     /// success, and be leaked otherwise; [`crate::handle::Handle`] does so.
     pub(crate) fn split(self) -> (Arena, PyUntypedBuffer) {
-        #[expect(
-            unsafe_code,
-            reason = "the arena is the caller's memory, known by address"
-        )]
-        // SAFETY: the held buffer keeps the `len_bytes()` bytes at `buf_ptr()` allocated, in place
-        // and writable (checked in `extract`) until it is released, which `Handle` does only after
-        // the core's `close` returned success, after which the core touches no arena byte; in every
-        // other case `Handle` leaks the buffer.
-        let arena = unsafe { Arena::new(self.0.buf_ptr().cast(), self.0.len_bytes()) };
-        (arena, self.0)
+        (self.arena, self.buffer)
     }
 }

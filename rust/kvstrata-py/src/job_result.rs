@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use kvstrata_core::tier::{self, JobKind};
+use kvstrata_core::job;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 #[cfg(feature = "stubs")]
@@ -63,22 +63,19 @@ pub(crate) struct JobResult {
 }
 
 impl JobResult {
-    pub(crate) fn new(py: Python<'_>, result: tier::JobResult) -> PyResult<Self> {
+    pub(crate) fn new(py: Python<'_>, result: job::JobResult) -> PyResult<Self> {
         let outcomes = result
             .outcomes
             .iter()
             .map(|outcome| PyString::intern(py, outcome.as_str()));
         Ok(Self {
             job_id: result.job_id,
-            kind: match result.kind {
-                JobKind::Store => "store",
-                JobKind::Load => "load",
-            },
+            kind: result.kind.as_str(),
             success: result.success(),
             outcomes: ListOf::new(PyList::new(py, outcomes)?),
             busy: ListOf::new(PyList::new(py, &result.busy)?),
             bytes: result.bytes,
-            seconds: result.seconds,
+            seconds: result.duration.as_secs_f64(),
             error: result.error,
         })
     }

@@ -1,6 +1,6 @@
 //! The core's rare log lines, handed to Python's `logging` after a call.
 
-use kvstrata_core::tier::{Level, Notice};
+use kvstrata_core::notice::{Level, Notice};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 

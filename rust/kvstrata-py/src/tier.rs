@@ -3,8 +3,9 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use kvstrata_core::config::TierOptions;
 use kvstrata_core::error::Error;
-use kvstrata_core::tier;
+use kvstrata_core::{job, tier};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -74,7 +75,7 @@ pub(crate) fn open_tier(
     required: Flag<Required>,
     honours_busy: Flag<HonoursBusy>,
 ) -> PyResult<Tier> {
-    let options = tier::TierOptions {
+    let options = TierOptions {
         root: url.0,
         identity: manifest.0,
         row_bytes: row_bytes.0,
@@ -126,7 +127,7 @@ impl Tier {
             .map_err(|error| raised(py, &error))
     }
 
-    fn results(py: Python<'_>, results: Vec<tier::JobResult>) -> PyResult<Vec<JobResult>> {
+    fn results(py: Python<'_>, results: Vec<job::JobResult>) -> PyResult<Vec<JobResult>> {
         results
             .into_iter()
             .map(|result| JobResult::new(py, result))
@@ -141,26 +142,26 @@ impl Tier {
     /// None means: ask again. Answered from memory, never from disk; neither pins a row nor
     /// counts as an access.
     fn lookup(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<Option<bool>>> {
-        self.handle.detached(py, |tier| tier.lookup(&keys.0))
+        self.checked(py, |tier| tier.lookup(&keys.0))
     }
 
     /// Starts to store the slot at ``offsets[i]`` as the row of ``keys[i]``; returns at once.
     ///
     /// ``job_id`` is any number from 0 to 2**64 - 1 that is not in flight or unpolled.
     fn store(&self, py: Python<'_>, job_id: JobId, keys: Keys, offsets: Offsets) -> PyResult<()> {
-        self.checked(py, |tier| tier.store(job_id.0, keys.0, offsets.0))
+        self.checked(py, |tier| tier.store(job_id.0, &keys.0, &offsets.0))
     }
 
     /// Starts to load the row of ``keys[i]`` into the slot at ``offsets[i]``; returns at once.
     ///
     /// ``job_id`` is any number from 0 to 2**64 - 1 that is not in flight or unpolled.
     fn load(&self, py: Python<'_>, job_id: JobId, keys: Keys, offsets: Offsets) -> PyResult<()> {
-        self.checked(py, |tier| tier.load(job_id.0, keys.0, offsets.0))
+        self.checked(py, |tier| tier.load(job_id.0, &keys.0, &offsets.0))
     }
 
     /// The results of jobs that ended since the last call; clears ``fileno()``.
     fn poll(&self, py: Python<'_>) -> PyResult<Vec<JobResult>> {
-        Self::results(py, self.handle.detached(py, tier::Tier::poll)?)
+        Self::results(py, self.checked(py, tier::Tier::poll)?)
     }
 
     /// Blocks until a result is there or ``timeout_s`` seconds are over, then polls.
@@ -168,7 +169,7 @@ impl Tier {
         let mut left = timeout_s.value;
         loop {
             let slice = left.min(SLICE);
-            let results = self.handle.detached(py, |tier| tier.wait(slice))?;
+            let results = self.checked(py, |tier| tier.wait(slice))?;
             left = left.saturating_sub(slice);
             if !results.is_empty() || left.is_zero() {
                 return Self::results(py, results);
@@ -179,7 +180,7 @@ impl Tier {
 
     /// Blocks without limit until no operation touches the arena; results stay to be polled.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        while !self.handle.detached(py, |tier| tier.drain_for(SLICE))? {
+        while !self.checked(py, |tier| tier.drain_for(SLICE))? {
             py.check_signals()?;
         }
         Ok(())
@@ -187,24 +188,24 @@ impl Tier {
 
     /// An eventfd that is readable while results wait to be polled. It belongs to the tier.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.handle.detached(py, tier::Tier::fileno)
+        self.checked(py, tier::Tier::fileno)
     }
 
     /// The slots that ended jobs named busy and the kernel still owns.
     ///
     /// Empty unless ``honours_busy``.
     fn busy_offsets(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        self.handle.detached(py, tier::Tier::busy_offsets)
+        self.checked(py, tier::Tier::busy_offsets)
     }
 
     /// Counts as an access to each key's row; unknown keys are ignored.
     fn touch(&self, py: Python<'_>, keys: Keys) -> PyResult<()> {
-        self.handle.detached(py, |tier| tier.touch(&keys.0))
+        self.checked(py, |tier| tier.touch(&keys.0))
     }
 
     /// Hides each key's row at once; its space follows. Unknown keys are ignored.
     fn remove(&self, py: Python<'_>, keys: Keys) -> PyResult<()> {
-        self.handle.detached(py, |tier| tier.remove(&keys.0))
+        self.checked(py, |tier| tier.remove(&keys.0))
     }
 
     /// Hides every row for good, also after a restart.
@@ -213,19 +214,19 @@ impl Tier {
     /// False when the tier could not record it; the tier then serves nothing until a later reset
     /// was recorded.
     fn reset(&self, py: Python<'_>) -> PyResult<bool> {
-        self.handle.detached(py, tier::Tier::reset)
+        self.checked(py, tier::Tier::reset)
     }
 
     /// Counters and gauges, with units in their names.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        json::dict(py, &self.handle.detached(py, tier::Tier::stats)?)
+        json::dict(py, &self.checked(py, tier::Tier::stats)?)
     }
 
     /// What was found out about the root when it was opened.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        json::dict(py, &self.handle.detached(py, tier::Tier::capabilities)?)
+        json::dict(py, &self.checked(py, tier::Tier::capabilities)?)
     }
 
     /// Closes the tier and gives the arena back, within ``timeout_s`` seconds.
