@@ -13,7 +13,7 @@ use crate::key::GroupId;
 pub const ROW_BYTES_MAX: u64 = 1 << 30;
 
 /// Longest accepted deadline of an operation; longer ones are an error, not a habit.
-pub const DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
+pub const DEADLINE_MAX: Duration = Duration::from_hours(24);
 
 /// An amount of storage, absolute or relative to the file system that holds the root.
 #[derive(Clone, Copy, Debug, PartialEq)]

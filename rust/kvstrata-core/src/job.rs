@@ -1,7 +1,7 @@
 //! The job table: what was asked, what came of each key, polled by the caller.
 
 use core::time::Duration;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
@@ -142,7 +142,7 @@ struct Table {
     running: HashMap<JobId, Job>,
     finished: VecDeque<JobResult>,
     /// Ids in `finished`, so that a job id cannot be used again before it is polled.
-    unpolled: HashMap<JobId, ()>,
+    unpolled: HashSet<JobId>,
 }
 
 /// All jobs that are running or not yet polled.
@@ -187,7 +187,7 @@ impl JobTable {
     /// [`ErrorKind::Argument`] when the id is running or not yet polled.
     pub fn begin(&self, job_id: JobId, kind: JobKind, keys: usize) -> Result<()> {
         let mut table = lock(&self.table);
-        if table.running.contains_key(&job_id) || table.unpolled.contains_key(&job_id) {
+        if table.running.contains_key(&job_id) || table.unpolled.contains(&job_id) {
             let state = if table.running.contains_key(&job_id) {
                 "in flight"
             } else {
@@ -241,7 +241,7 @@ impl JobTable {
             return;
         };
         job.busy.sort_unstable();
-        table.unpolled.insert(job_id, ());
+        table.unpolled.insert(job_id);
         table.finished.push_back(JobResult {
             job_id,
             kind: job.kind,

@@ -173,4 +173,4 @@ fn read_all(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
 }
 
 const _: () = assert!(SUPERBLOCK_SECTOR_BYTES <= SUPERBLOCK_BYTES);
-const _: () = assert!(TABLE_CHUNK_BYTES % ENTRY_BYTES == 0);
+const _: () = assert!(TABLE_CHUNK_BYTES.is_multiple_of(ENTRY_BYTES));

@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 use crate::sys::fs::{Access, Allocation, Direct, Directory, File, IoVector, TEMPORARY_SUFFIX};
 use crate::sys::sync::Arc;
 
+/// How the names of files that are tried begin; one left by a killed process is rubbish.
+pub const TRIAL_PREFIX: &str = "probe.";
+
 /// Length of the file that is tried, in bytes.
 const TRIAL_BYTES: u64 = 65536;
 
@@ -151,8 +154,8 @@ pub fn probe(root: &Directory, io_backend: &str) -> Result<Capabilities> {
     getrandom(&mut random, GetRandomFlags::empty())
         .map_err(|errno| cannot("a random number", errno.into()))?;
     let unique = u64::from_le_bytes(random);
-    let first = format!("probe.{unique:016x}{TEMPORARY_SUFFIX}");
-    let second = format!("probe.{unique:016x}.renamed{TEMPORARY_SUFFIX}");
+    let first = format!("{TRIAL_PREFIX}{unique:016x}{TEMPORARY_SUFFIX}");
+    let second = format!("{TRIAL_PREFIX}{unique:016x}.renamed{TEMPORARY_SUFFIX}");
     let file = match root.create_new(&first, Access::Write, Direct::No) {
         Ok(file) => file,
         Err(error) if is_full(&error) => {

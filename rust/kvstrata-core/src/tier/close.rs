@@ -10,7 +10,7 @@ use crate::tier::state::Phase;
 
 impl DiskTier {
     /// Whether no operation may touch the arena any more; waits up to `timeout`.
-    pub fn wait_quiet(&self, timeout: Duration) -> bool {
+    pub(crate) fn wait_quiet(&self, timeout: Duration) -> bool {
         self.around.jobs.wait_idle(timeout) && !self.arena_in_use()
     }
 
@@ -19,7 +19,7 @@ impl DiskTier {
     ///
     /// # Errors
     /// `Busy` while the kernel still owns arena bytes; call again later.
-    pub fn close(&self, timeout: Duration) -> Result<()> {
+    pub(crate) fn close(&self, timeout: Duration) -> Result<()> {
         let clock = &self.around.clock;
         let begun = clock.now();
         let left = || timeout.saturating_sub(clock.now().saturating_duration_since(begun));

@@ -5,6 +5,7 @@
 //! operation back ([`DiskTier::complete`]). The writer thread makes space, plans stores and
 //! writes the row table; the keeper thread gives up what is past its deadline.
 
+use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -27,28 +28,40 @@ use crate::notice::{Level, Notices};
 use crate::sys::clock::Clock;
 use crate::sys::fs::File;
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, OnceLock, lock};
+use crate::tier::StartEngine;
 use crate::tier::request::{Item, Request};
 use crate::tier::space::Space;
 use crate::tier::state::{Phase, State};
 
 /// What a tier shares with its opener and its caller.
-#[derive(Clone, Debug)]
-pub struct Surroundings {
+#[derive(Clone)]
+pub(crate) struct Surroundings {
     /// The caller's slots.
-    pub arena: Arc<Arena>,
+    pub(crate) arena: Arc<Arena>,
     /// All jobs.
-    pub jobs: Arc<JobTable>,
+    pub(crate) jobs: Arc<JobTable>,
     /// All counters.
-    pub metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<Metrics>,
     /// All log lines.
-    pub notices: Arc<Notices>,
+    pub(crate) notices: Arc<Notices>,
     /// The time.
-    pub clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Makes the I/O engine.
+    pub(crate) start_engine: StartEngine,
+}
+
+impl fmt::Debug for Surroundings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Surroundings")
+            .field("jobs", &self.jobs)
+            .finish_non_exhaustive()
+    }
 }
 
 /// One open disk tier.
 #[derive(Debug)]
-pub struct DiskTier {
+pub(crate) struct DiskTier {
     pub(super) around: Surroundings,
     /// Class and payload bytes of each group.
     pub(super) groups: BTreeMap<GroupId, (Class, usize)>,
@@ -89,7 +102,7 @@ impl DiskTier {
     }
 
     /// Answers for each key whether a row is there: never waits for I/O.
-    pub fn lookup(&self, keys: &[Key]) -> Result<Vec<Option<bool>>> {
+    pub(crate) fn lookup(&self, keys: &[Key]) -> Result<Vec<Option<bool>>> {
         let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
         let state = self.open_state()?;
         let found: Vec<bool> = fingerprints
@@ -106,7 +119,7 @@ impl DiskTier {
     }
 
     /// Counts an access to each key that is there.
-    pub fn touch(&self, keys: &[Key]) -> Result<()> {
+    pub(crate) fn touch(&self, keys: &[Key]) -> Result<()> {
         let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
         let now = self.around.clock.unix_seconds();
         let mut state = self.open_state()?;
@@ -120,7 +133,7 @@ impl DiskTier {
     }
 
     /// Hides keys at once; stores of them under way end as dropped.
-    pub fn remove(&self, keys: &[Key]) -> Result<()> {
+    pub(crate) fn remove(&self, keys: &[Key]) -> Result<()> {
         let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
         let mut state = self.open_state()?;
         for fingerprint in fingerprints {
@@ -140,7 +153,7 @@ impl DiskTier {
     ///
     /// Returns false when the epoch could not be recorded; the tier then answers miss to
     /// everything and stores nothing until a later reset succeeds.
-    pub fn reset(&self) -> Result<bool> {
+    pub(crate) fn reset(&self) -> Result<bool> {
         let mut epochs = lock(&self.epochs);
         let mut state = self.open_state()?;
         // Nothing of the old epoch is served from here on, whatever the disk says.
@@ -172,9 +185,10 @@ impl DiskTier {
     /// Hides every row and cancels every store; loads under way will end as misses.
     fn forget_everything(&self, state: &mut State) {
         state.inventory.unlist_all();
-        for writing in state.writing.values_mut() {
-            writing.cancelled = true;
-        }
+        state
+            .writing
+            .values_mut()
+            .for_each(|writing| writing.cancelled = true);
         let queued: Vec<_> = state.queued.drain(..).collect();
         for store in queued {
             self.settle_rest(state, &store.request, store.next, Outcome::Dropped, "reset");
@@ -265,7 +279,7 @@ impl DiskTier {
     }
 
     /// Takes an operation back from the engine; called on the engine's threads.
-    pub(super) fn complete(&self, completion: Completion) {
+    pub(super) fn complete(&self, completion: &Completion) {
         let id = completion.operation.id;
         let Some(flight) = lock(&self.state).flights.remove(&id) else {
             return;
@@ -277,7 +291,7 @@ impl DiskTier {
     }
 
     /// Slots that ended jobs named busy and the kernel still owns.
-    pub fn busy_offsets(&self) -> Vec<u64> {
+    pub(crate) fn busy_offsets(&self) -> Vec<u64> {
         let state = lock(&self.state);
         let mut offsets: Vec<u64> = state
             .flights
@@ -301,7 +315,7 @@ impl DiskTier {
     }
 
     /// What the root and the machine can do, and what was chosen.
-    pub fn capabilities(&self) -> Map<String, Value> {
+    pub(crate) fn capabilities(&self) -> Map<String, Value> {
         let own = &self.capabilities;
         let all = json!({
             "io_backend": own.io_backend,

@@ -8,31 +8,31 @@ use crate::sys::sync::Arc;
 
 /// A row file of a namespace that is not the open one.
 #[derive(Debug)]
-pub struct ForeignFile {
+pub(crate) struct ForeignFile {
     /// The directory that holds it.
-    pub directory: Arc<Directory>,
+    pub(crate) directory: Arc<Directory>,
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Bytes it takes.
-    pub allocated_bytes: u64,
+    pub(crate) allocated_bytes: u64,
     /// When it was last written, seconds since 1970.
-    pub modified_unix_seconds: i64,
+    pub(crate) modified_unix_seconds: i64,
 }
 
 /// What a walk over the root found.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Row files of other namespaces, the most recently written first.
-    pub foreign: Vec<ForeignFile>,
+    pub(crate) foreign: Vec<ForeignFile>,
     /// Bytes of everything of ours but row files: directories, manifests, epochs, locks.
-    pub other_bytes: u64,
+    pub(crate) other_bytes: u64,
 }
 
 /// Walks the root: counts all that has our names, and nothing else.
 ///
 /// # Errors
 /// The error of reading the root itself; what cannot be read below it is left out.
-pub fn survey(root: &Directory, own: &str) -> io::Result<Survey> {
+pub(crate) fn survey(root: &Directory, own: &str) -> io::Result<Survey> {
     let mut survey = Survey {
         other_bytes: root.allocated_bytes()?,
         ..Survey::default()

@@ -15,37 +15,37 @@ use crate::tier::rows::RowUse;
 
 /// The row files of one group.
 #[derive(Debug)]
-pub struct ClassFiles {
+pub(crate) struct ClassFiles {
     /// The group whose rows they hold.
-    pub group: GroupId,
+    pub(crate) group: GroupId,
     /// Payload bytes of a row.
-    pub row_bytes: u64,
+    pub(crate) row_bytes: u64,
     /// Its files.
-    pub files: BTreeSet<ContainerId>,
+    pub(crate) files: BTreeSet<ContainerId>,
     /// The file that the last rows were taken from.
     current: Option<ContainerId>,
 }
 
 /// A row that was written and is to be listed.
 #[derive(Clone, Copy, Debug)]
-pub struct NewRow {
+pub(crate) struct NewRow {
     /// The key's fingerprint.
-    pub fingerprint: Fingerprint,
+    pub(crate) fingerprint: Fingerprint,
     /// Where it was written.
-    pub place: RowPlace,
+    pub(crate) place: RowPlace,
     /// Checksum of the row.
-    pub checksum: RowChecksum,
+    pub(crate) checksum: RowChecksum,
     /// Position in the order of all stores.
-    pub store_order: u64,
+    pub(crate) store_order: u64,
     /// Seconds since 1970.
-    pub access_time: u32,
+    pub(crate) access_time: u32,
 }
 
 /// Index, eviction order and row files of one namespace.
 #[derive(Debug)]
-pub struct Inventory {
+pub(crate) struct Inventory {
     /// Which key lies where.
-    pub index: Index,
+    pub(crate) index: Index,
     policy: Box<dyn EvictionPolicy>,
     containers: Vec<Option<Container>>,
     classes: Vec<ClassFiles>,
@@ -53,7 +53,7 @@ pub struct Inventory {
 
 impl Inventory {
     /// An empty inventory for `groups` (group, payload bytes of a row).
-    pub fn new(
+    pub(crate) fn new(
         index: Index,
         policy: Box<dyn EvictionPolicy>,
         groups: impl IntoIterator<Item = (GroupId, u64)>,
@@ -76,35 +76,35 @@ impl Inventory {
     }
 
     /// The class of a group.
-    pub fn class_of(&self, group: GroupId) -> Option<Class> {
+    pub(crate) fn class_of(&self, group: GroupId) -> Option<Class> {
         let at = self.classes.iter().position(|class| class.group == group)?;
         u16::try_from(at).ok().map(Class)
     }
 
     /// The files of a class.
-    pub fn class(&self, class: Class) -> Option<&ClassFiles> {
+    pub(crate) fn class(&self, class: Class) -> Option<&ClassFiles> {
         self.classes.get(usize::from(class.0))
     }
 
     /// All classes.
-    pub fn classes(&self) -> impl Iterator<Item = (Class, &ClassFiles)> {
+    pub(crate) fn classes(&self) -> impl Iterator<Item = (Class, &ClassFiles)> {
         (0_u16..).map(Class).zip(&self.classes)
     }
 
     /// A row file.
-    pub fn container(&self, id: ContainerId) -> Option<&Container> {
+    pub(crate) fn container(&self, id: ContainerId) -> Option<&Container> {
         self.containers.get(usize::try_from(id.0).ok()?)?.as_ref()
     }
 
     /// A row file, to change it.
-    pub fn container_mut(&mut self, id: ContainerId) -> Option<&mut Container> {
+    pub(crate) fn container_mut(&mut self, id: ContainerId) -> Option<&mut Container> {
         self.containers
             .get_mut(usize::try_from(id.0).ok()?)?
             .as_mut()
     }
 
     /// All row files.
-    pub fn containers(&self) -> impl Iterator<Item = (ContainerId, &Container)> {
+    pub(crate) fn containers(&self) -> impl Iterator<Item = (ContainerId, &Container)> {
         (0_u32..)
             .map(ContainerId)
             .zip(&self.containers)
@@ -112,7 +112,7 @@ impl Inventory {
     }
 
     /// Takes a row file in.
-    pub fn add_container(&mut self, container: Container) -> ContainerId {
+    pub(crate) fn add_container(&mut self, container: Container) -> ContainerId {
         let class = container.class;
         let at = self
             .containers
@@ -132,7 +132,7 @@ impl Inventory {
     }
 
     /// Lets a row file without entries go.
-    pub fn remove_container(&mut self, id: ContainerId) -> Option<Container> {
+    pub(crate) fn remove_container(&mut self, id: ContainerId) -> Option<Container> {
         let at = usize::try_from(id.0).ok()?;
         let container = self.containers.get_mut(at)?.take()?;
         if let Some(class) = self.classes.get_mut(usize::from(container.class.0)) {
@@ -145,7 +145,7 @@ impl Inventory {
     }
 
     /// Number of free rows of a class.
-    pub fn free_rows(&self, class: Class) -> usize {
+    pub(crate) fn free_rows(&self, class: Class) -> usize {
         let files = self.class(class).map(|class| &class.files);
         files
             .into_iter()
@@ -157,7 +157,7 @@ impl Inventory {
     }
 
     /// Reserves up to `most` free rows of a class, side by side where possible.
-    pub fn take_rows(&mut self, class: Class, most: usize) -> Vec<RowPlace> {
+    pub(crate) fn take_rows(&mut self, class: Class, most: usize) -> Vec<RowPlace> {
         let Some(files) = self.classes.get(usize::from(class.0)) else {
             return Vec::new();
         };
@@ -188,7 +188,7 @@ impl Inventory {
     }
 
     /// Gives a reserved row back as free; its table entry may still be there (`stale`).
-    pub fn free_row(&mut self, place: RowPlace, stale: bool) {
+    pub(crate) fn free_row(&mut self, place: RowPlace, stale: bool) {
         if let Some(container) = self.container_mut(place.container) {
             if stale {
                 container.rows.set_stale(place.row, true);
@@ -198,7 +198,7 @@ impl Inventory {
     }
 
     /// Sets a row aside for good.
-    pub fn retire_row(&mut self, place: RowPlace) {
+    pub(crate) fn retire_row(&mut self, place: RowPlace) {
         if let Some(container) = self.container_mut(place.container) {
             container.rows.set(place.row, RowUse::Retired);
         }
@@ -208,7 +208,7 @@ impl Inventory {
     ///
     /// A row listed under the same key before loses it. Returns `None`, and leaves the row
     /// reserved, when the index is full.
-    pub fn publish(&mut self, row: NewRow) -> Option<EntryId> {
+    pub(crate) fn publish(&mut self, row: NewRow) -> Option<EntryId> {
         let class = self.container(row.place.container)?.class;
         if let Some(older) = self.index.find(row.fingerprint) {
             self.unlist(older);
@@ -238,7 +238,7 @@ impl Inventory {
     /// Hides a key; its row is free at once, or when its last pin goes.
     ///
     /// Returns the row when it became free: its table entry is still on disk.
-    pub fn unlist(&mut self, id: EntryId) -> Option<RowPlace> {
+    pub(crate) fn unlist(&mut self, id: EntryId) -> Option<RowPlace> {
         let entry = *self.index.get(id)?;
         if !entry.listed {
             return None;
@@ -255,7 +255,7 @@ impl Inventory {
     }
 
     /// Keeps a row as it is until [`Inventory::unpin`].
-    pub fn pin(&mut self, id: EntryId) {
+    pub(crate) fn pin(&mut self, id: EntryId) {
         if let Some(entry) = self.index.get_mut(id) {
             entry.pins = entry.pins.saturating_add(1);
             self.policy.pin(id);
@@ -263,7 +263,7 @@ impl Inventory {
     }
 
     /// Takes one pin back; returns the row if that made it free.
-    pub fn unpin(&mut self, id: EntryId) -> Option<RowPlace> {
+    pub(crate) fn unpin(&mut self, id: EntryId) -> Option<RowPlace> {
         let entry = self.index.get_mut(id)?;
         entry.pins = entry.pins.saturating_sub(1);
         let entry = *entry;
@@ -275,7 +275,7 @@ impl Inventory {
     }
 
     /// One access of a request to rows given in token order.
-    pub fn access(&mut self, head_first: &[EntryId], now: u32) {
+    pub(crate) fn access(&mut self, head_first: &[EntryId], now: u32) {
         self.policy.access_request(head_first);
         for id in head_first {
             if let Some(entry) = self.index.get_mut(*id)
@@ -288,29 +288,29 @@ impl Inventory {
     }
 
     /// Number of rows of a class that could be evicted now.
-    pub fn evictable(&self, class: Class) -> usize {
+    pub(crate) fn evictable(&self, class: Class) -> usize {
         self.policy.evictable(class)
     }
 
-    /// Bytes of memory of the eviction policy.
-    pub fn policy_memory_bytes(&self) -> usize {
-        self.policy.memory_bytes()
-    }
-
     /// Tick of the coldest evictable row of a class.
-    pub fn coldest(&self, class: Class) -> Option<u64> {
+    pub(crate) fn coldest(&self, class: Class) -> Option<u64> {
         self.policy.coldest(class)
     }
 
     /// The coldest file of a class without pinned rows or rows being written.
-    pub fn coldest_container(&self, class: Class) -> Option<(ContainerId, u64)> {
+    pub(crate) fn coldest_container(&self, class: Class) -> Option<(ContainerId, u64)> {
         self.policy
             .coldest_container(class)
             .filter(|(id, _)| self.container(*id).is_some_and(|c| !c.rows.any_reserved()))
     }
 
     /// Frees `need` rows of a class, all or none; rows stored with `keep_from` or later stay.
-    pub fn evict(&mut self, need: usize, class: Class, keep_from: u64) -> Option<Vec<RowPlace>> {
+    pub(crate) fn evict(
+        &mut self,
+        need: usize,
+        class: Class,
+        keep_from: u64,
+    ) -> Option<Vec<RowPlace>> {
         let mut victims = Vec::with_capacity(need);
         let index = &self.index;
         let protected = |id: EntryId| {
@@ -325,7 +325,7 @@ impl Inventory {
     }
 
     /// Frees all rows of a file, unless one is pinned or being written; returns how many.
-    pub fn evict_container(&mut self, id: ContainerId) -> Option<usize> {
+    pub(crate) fn evict_container(&mut self, id: ContainerId) -> Option<usize> {
         if self.container(id)?.rows.any_reserved() {
             return None;
         }
@@ -348,7 +348,7 @@ impl Inventory {
     }
 
     /// Hides all keys of a file that is lost. Rows still pinned follow later.
-    pub fn lose_container(&mut self, id: ContainerId) -> usize {
+    pub(crate) fn lose_container(&mut self, id: ContainerId) -> usize {
         let Some(container) = self.container_mut(id) else {
             return 0;
         };
@@ -364,7 +364,7 @@ impl Inventory {
     }
 
     /// Hides all keys: what a reset does.
-    pub fn unlist_all(&mut self) {
+    pub(crate) fn unlist_all(&mut self) {
         let all: Vec<EntryId> = self.index.listed().collect();
         for id in all {
             self.unlist(id);
@@ -372,7 +372,7 @@ impl Inventory {
     }
 
     /// The file that holds a row.
-    pub fn row_file(&self, place: RowPlace) -> Option<&Arc<RowFile>> {
+    pub(crate) fn row_file(&self, place: RowPlace) -> Option<&Arc<RowFile>> {
         self.container(place.container)
             .map(|container| &container.row_file)
     }

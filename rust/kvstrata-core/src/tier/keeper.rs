@@ -55,15 +55,15 @@ impl DiskTier {
                 (None, false) => wait(&self.watch, state),
                 (_, true) => {
                     let state = wait_timeout(&self.watch, state, OVERDUE_INTERVAL);
-                    if state.phase != Phase::Stopping {
-                        drop(state);
-                        if let Ok(engine) = self.engine() {
-                            engine.expire(self.around.clock.now());
-                        }
-                        lock(&self.state)
-                    } else {
-                        state
+                    if state.phase == Phase::Stopping {
+                        return None;
                     }
+                    drop(state);
+                    // Threads that hang past their deadline are replaced.
+                    if let Ok(engine) = self.engine() {
+                        engine.expire(self.around.clock.now());
+                    }
+                    lock(&self.state)
                 }
                 (Some(at), false) => {
                     wait_timeout(&self.watch, state, at.saturating_duration_since(now))

@@ -25,7 +25,7 @@ impl DiskTier {
     ///
     /// # Errors
     /// `Argument` for a wrong argument, `Closed` after close; then nothing was begun.
-    pub fn load(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
+    pub(crate) fn load(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
         let items = self.items(keys, offsets)?;
         let deadline = self.around.clock.now().checked_add(self.deadline);
         let mut state = self.open_state()?;
@@ -139,15 +139,15 @@ impl DiskTier {
     }
 
     /// Takes a read operation back: verifies each row, splits a failed run, settles the rest.
-    pub(super) fn complete_load(&self, flight: Flight, completion: Completion) {
-        match completion.result {
+    pub(super) fn complete_load(&self, flight: Flight, completion: &Completion) {
+        match &completion.result {
             Ok(()) => self.settle_read(&flight),
             Err(failure @ (Failure::TimedOut | Failure::Closed)) => {
                 self.settle_failed_load(&flight, Outcome::Timeout, &failure.to_string());
             }
             // One bad row costs its neighbours nothing: each is read again alone.
             Err(_) if flight.rows.len() > 1 && !flight.abandoned => self.split_load(flight),
-            Err(failure) => self.settle_read_failure(&flight, &failure),
+            Err(failure) => self.settle_read_failure(&flight, *failure),
         }
     }
 
@@ -259,9 +259,9 @@ impl DiskTier {
                 .is_some_and(|mark| row.store_order > mark);
         let metrics = &self.around.metrics;
         if torn {
-            metrics.torn_rows.add(1)
+            metrics.torn_rows.add(1);
         } else {
-            metrics.corrupt_rows.add(1)
+            metrics.corrupt_rows.add(1);
         }
         self.around.notices.say(Level::Warning, "mismatch", || {
             let what = if torn {
@@ -283,9 +283,9 @@ impl DiskTier {
         }
     }
 
-    fn settle_read_failure(&self, flight: &Flight, failure: &Failure) {
+    fn settle_read_failure(&self, flight: &Flight, failure: Failure) {
         let gone = matches!(failure, Failure::Short)
-            || matches!(failure, Failure::Os(errno) if *errno == libc::ENOENT);
+            || matches!(failure, Failure::Os(errno) if errno == libc::ENOENT);
         let outcome = if gone {
             Outcome::Miss
         } else {
@@ -356,10 +356,8 @@ impl DiskTier {
         let mut state = lock(&self.state);
         let mut settlements = Vec::new();
         let mut entries = Vec::new();
-        for flight in state.flights.values_mut() {
-            if !Arc::ptr_eq(&flight.request, request) || flight.abandoned {
-                continue;
-            }
+        let own = |flight: &&mut Flight| Arc::ptr_eq(&flight.request, request) && !flight.abandoned;
+        state.flights.values_mut().filter(own).for_each(|flight| {
             flight.abandoned = true;
             for row in &flight.rows {
                 settlements.push(Settlement {
@@ -370,7 +368,7 @@ impl DiskTier {
                 });
                 entries.extend(row.entry);
             }
-        }
+        });
         for entry in entries {
             state.drop_entry(entry);
         }
@@ -380,7 +378,7 @@ impl DiskTier {
 }
 
 /// Whether the device itself failed: the place is not to be trusted again.
-pub(super) const fn is_device_error(failure: &Failure) -> bool {
+pub(super) const fn is_device_error(failure: Failure) -> bool {
     matches!(
         failure,
         Failure::Os(libc::EIO | libc::ENXIO | libc::EUCLEAN | libc::EREMOTEIO)

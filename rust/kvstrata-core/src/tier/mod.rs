@@ -21,6 +21,7 @@ mod stats;
 mod store;
 mod writer;
 
+use core::fmt;
 use core::time::Duration;
 use std::os::fd::RawFd;
 
@@ -29,6 +30,9 @@ use serde_json::{Map, Value};
 use crate::buffer::Arena;
 use crate::config::TierOptions;
 use crate::error::{ErrorKind, Result};
+use crate::io::file::FileCache;
+use crate::io::threads::Threads;
+use crate::io::{Capabilities, CompletionSink, Engine};
 use crate::job::{JobId, JobKind, JobResult, JobTable};
 use crate::key::Key;
 use crate::metrics::Metrics;
@@ -42,6 +46,42 @@ pub use crate::tier::root_lock::ROOT_LOCK_NAME;
 
 /// Slice in which [`Tier::drain`] looks whether the kernel has returned everything.
 const DRAIN_SLICE: Duration = Duration::from_millis(20);
+
+/// Makes the engine that moves a tier's bytes.
+pub type StartEngine = Arc<
+    dyn Fn(&Capabilities, Arc<FileCache>, Arc<dyn Clock>, CompletionSink) -> Result<Arc<dyn Engine>>
+        + Send
+        + Sync,
+>;
+
+/// Where a tier meets the machine; tests put doubles here.
+#[derive(Clone)]
+pub struct Seams {
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// The engine.
+    pub start_engine: StartEngine,
+}
+
+impl Default for Seams {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock),
+            start_engine: Arc::new(|capabilities, files, clock, sink| {
+                Ok(Arc::new(Threads::start(capabilities, files, clock, sink)?))
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Seams {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Seams")
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
+}
 
 /// A tier as its user sees it. Any thread may call any method.
 ///
@@ -76,25 +116,27 @@ impl Tier {
     /// # Errors
     /// [`ErrorKind::Config`] naming the field or path.
     pub fn open(options: TierOptions, arena: Arena) -> Result<Self> {
-        Self::open_with_clock(options, arena, Arc::new(SystemClock))
+        Self::open_shared(options, Arc::new(arena), Seams::default())
     }
 
-    /// Opens a tier that takes the time from `clock`.
+    /// Opens a tier on an arena that others look at too, and on another clock or engine than the
+    /// machine's.
     ///
     /// # Errors
     /// As [`Tier::open`].
-    pub fn open_with_clock(
-        options: TierOptions,
-        arena: Arena,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self> {
-        options.validate()?;
+    pub fn open_shared(options: TierOptions, arena: Arc<Arena>, seams: Seams) -> Result<Self> {
+        open::check_options(&options)?;
+        let Seams {
+            clock,
+            start_engine,
+        } = seams;
         let around = Surroundings {
-            arena: Arc::new(arena),
+            arena,
             jobs: Arc::new(JobTable::new(Arc::clone(&clock))?),
             metrics: Arc::new(Metrics::default()),
             notices: Arc::new(Notices::new(Arc::clone(&clock))),
             clock,
+            start_engine,
         };
         let inner = match DiskTier::open(&options, around.clone()) {
             Ok(tier) => Inner::Ready(tier),
@@ -342,5 +384,16 @@ impl Tier {
             *lock(&self.inner) = Inner::Closed(None);
         }
         closed
+    }
+}
+
+/// How long a tier that is dropped without [`Tier::close`] waits for what runs.
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Drop for Tier {
+    /// Closes the tier, within ten seconds. Memory that the kernel still uses by then stays in
+    /// use: whoever owns the arena must have closed the tier before.
+    fn drop(&mut self) {
+        let _ = self.close(DROP_TIMEOUT);
     }
 }

@@ -26,7 +26,7 @@ struct Attempt {
 
 /// The attempts to open a root.
 #[derive(Debug)]
-pub struct Pending {
+pub(crate) struct Pending {
     options: TierOptions,
     around: Surroundings,
     attempt: Mutex<Attempt>,
@@ -40,7 +40,11 @@ impl Pending {
     /// # Errors
     /// `first` itself when it is about the options and no attempt could ever succeed;
     /// [`crate::error::ErrorKind::Unavailable`] when no thread can be started.
-    pub fn start(options: TierOptions, around: Surroundings, first: &Error) -> Result<Arc<Self>> {
+    pub(crate) fn start(
+        options: TierOptions,
+        around: Surroundings,
+        first: &Error,
+    ) -> Result<Arc<Self>> {
         around.notices.say(Level::Warning, "unusable", || {
             format!("the tier stores and loads nothing until its root can be used: {first}")
         });
@@ -91,7 +95,7 @@ impl Pending {
                 }
                 Ok(tier) => {
                     if attempt.reset && !tier.reset().unwrap_or(false) {
-                        attempt.last_error = "a reset could not be recorded".to_owned();
+                        "a reset could not be recorded".clone_into(&mut attempt.last_error);
                     }
                     self.around.notices.say(Level::Info, "usable", || {
                         format!("the root {} is usable now", self.options.root.display())
@@ -106,17 +110,17 @@ impl Pending {
     }
 
     /// The tier, once it could be opened.
-    pub fn take(&self) -> Option<Arc<DiskTier>> {
+    pub(crate) fn take(&self) -> Option<Arc<DiskTier>> {
         lock(&self.attempt).opened.take()
     }
 
     /// Why the last attempt failed.
-    pub fn last_error(&self) -> String {
+    pub(crate) fn last_error(&self) -> String {
         lock(&self.attempt).last_error.clone()
     }
 
     /// Remembers a reset. False: nothing is recorded on disk yet.
-    pub fn reset(&self) -> bool {
+    pub(crate) fn reset(&self) -> bool {
         lock(&self.attempt).reset = true;
         false
     }
@@ -125,7 +129,7 @@ impl Pending {
     ///
     /// # Errors
     /// As the open tier's.
-    pub fn refuse(
+    pub(crate) fn refuse(
         &self,
         job_id: JobId,
         kind: JobKind,
@@ -158,7 +162,7 @@ impl Pending {
     /// Ends the attempts; a tier opened meanwhile is handed over to be closed.
     ///
     /// An attempt that hangs in the file system is left behind: it touches no arena.
-    pub fn stop(&self) -> Option<Arc<DiskTier>> {
+    pub(crate) fn stop(&self) -> Option<Arc<DiskTier>> {
         lock(&self.attempt).stop = true;
         self.wake.notify_all();
         let thread = lock(&self.thread).take();

@@ -10,14 +10,14 @@ use crate::tier::request::Item;
 use crate::tier::state::FlightRow;
 
 /// Most bytes of one operation; a larger row goes alone.
-pub const OPERATION_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const OPERATION_BYTES_MAX: u64 = 1 << 20;
 /// Most rows of one operation: two segments each stay far below `IOV_MAX` (1024).
-pub const OPERATION_ROWS_MAX: usize = 64;
+pub(crate) const OPERATION_ROWS_MAX: usize = 64;
 /// Bytes of the scratch and zero pages: more than any padding, which is below 4 KiB.
-pub const PADDING_BYTES: usize = 4096;
+pub(crate) const PADDING_BYTES: usize = 4096;
 
 /// Sorts rows into runs of neighbours in one file, each small enough for one operation.
-pub fn runs(mut rows: Vec<FlightRow>, inventory: &Inventory) -> Vec<Vec<FlightRow>> {
+pub(crate) fn runs(mut rows: Vec<FlightRow>, inventory: &Inventory) -> Vec<Vec<FlightRow>> {
     rows.sort_unstable_by_key(|row| row.place);
     let mut runs: Vec<Vec<FlightRow>> = Vec::new();
     for row in rows {
@@ -43,7 +43,7 @@ fn follows(before: Option<&FlightRow>, row: &FlightRow) -> bool {
 }
 
 /// The memory of neighbouring rows in file order: each slot, then its padding up to the stride.
-pub fn segments(
+pub(crate) fn segments(
     run: &[FlightRow],
     items: &[Item],
     geometry: &Geometry,

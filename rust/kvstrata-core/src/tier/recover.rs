@@ -21,28 +21,28 @@ use crate::tier::rows::{RowUse, Rows};
 
 /// Where to look and what to use.
 #[derive(Debug)]
-pub struct Source<'a> {
+pub(crate) struct Source<'a> {
     /// The directory of each group's row files.
-    pub directories: &'a [Arc<Directory>],
+    pub(crate) directories: &'a [Arc<Directory>],
     /// The groups, in the same order, with the payload bytes of a row.
-    pub groups: &'a [(GroupId, u64)],
+    pub(crate) groups: &'a [(GroupId, u64)],
     /// The namespace.
-    pub digest: NamespaceDigest,
+    pub(crate) digest: NamespaceDigest,
     /// For descriptors.
-    pub cache: &'a Arc<FileCache>,
+    pub(crate) cache: &'a Arc<FileCache>,
     /// For the index.
-    pub fingerprinter: &'a Fingerprinter,
+    pub(crate) fingerprinter: &'a Fingerprinter,
     /// For counters and log lines.
-    pub around: &'a Surroundings,
+    pub(crate) around: &'a Surroundings,
 }
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Recovered {
+pub(crate) struct Recovered {
     /// Bytes that the row files take.
-    pub allocated_bytes: u64,
+    pub(crate) allocated_bytes: u64,
     /// Largest store order of any row.
-    pub last_store_order: u64,
+    pub(crate) last_store_order: u64,
 }
 
 /// One row that may be listed.
@@ -55,7 +55,7 @@ struct Candidate {
 ///
 /// # Errors
 /// The error of a directory that cannot be listed, or of recording an epoch.
-pub fn recover(
+pub(crate) fn recover(
     source: &Source<'_>,
     epochs: &mut Epochs,
     inventory: &mut Inventory,

@@ -11,28 +11,28 @@ use crate::sys::sync::{Mutex, lock};
 
 /// A key and its slot, checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Item {
+pub(crate) struct Item {
     /// The whole key.
-    pub key: Key,
+    pub(crate) key: Key,
     /// Its fingerprint in this process's index.
-    pub fingerprint: Fingerprint,
+    pub(crate) fingerprint: Fingerprint,
     /// First byte of the slot in the arena.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// Payload bytes of the key's group.
-    pub row_bytes: usize,
+    pub(crate) row_bytes: usize,
 }
 
 /// A checked job.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// The caller's number.
-    pub job_id: JobId,
+    pub(crate) job_id: JobId,
     /// Which way it goes.
-    pub kind: JobKind,
+    pub(crate) kind: JobKind,
     /// Keys and slots in the caller's order.
-    pub items: Vec<Item>,
+    pub(crate) items: Vec<Item>,
     /// When operations that have not started are given up.
-    pub deadline: Instant,
+    pub(crate) deadline: Instant,
     /// Keys without an outcome.
     open: AtomicUsize,
     /// Rows stored so far, to put them in order when the last one is.
@@ -41,7 +41,7 @@ pub struct Request {
 
 impl Request {
     /// A job with nothing done yet.
-    pub fn new(job_id: JobId, kind: JobKind, items: Vec<Item>, deadline: Instant) -> Self {
+    pub(crate) fn new(job_id: JobId, kind: JobKind, items: Vec<Item>, deadline: Instant) -> Self {
         let open = AtomicUsize::new(items.len());
         Self {
             job_id,
@@ -54,31 +54,31 @@ impl Request {
     }
 
     /// Counts `settled` keys as done; says whether these were the last.
-    pub fn settle(&self, settled: usize) -> bool {
+    pub(crate) fn settle(&self, settled: usize) -> bool {
         let before = self.open.fetch_sub(settled, Ordering::AcqRel);
         debug_assert!(before >= settled, "a key was settled twice");
         before == settled
     }
 
     /// Whether every key has its outcome.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
     }
 
     /// Remembers a stored row.
-    pub fn remember(&self, position: usize, entry: EntryId) {
+    pub(crate) fn remember(&self, position: usize, entry: EntryId) {
         lock(&self.stored).push((position, entry));
     }
 
     /// The stored rows in the order of the keys.
-    pub fn take_stored(&self) -> Vec<(usize, EntryId)> {
+    pub(crate) fn take_stored(&self) -> Vec<(usize, EntryId)> {
         let mut stored = core::mem::take(&mut *lock(&self.stored));
         stored.sort_unstable_by_key(|(position, _)| *position);
         stored
     }
 
     /// Payload bytes of all keys.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.items
             .iter()
             .map(|item| u64::try_from(item.row_bytes).unwrap_or(u64::MAX))

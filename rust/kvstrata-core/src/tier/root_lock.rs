@@ -14,7 +14,7 @@ const HOLDER_BYTES_MAX: usize = 256;
 ///
 /// # Errors
 /// `Config` naming the root and the holder when another tier, of this process or another, has it.
-pub fn acquire(root: &Directory) -> Result<File> {
+pub(crate) fn acquire(root: &Directory) -> Result<File> {
     let refused = |error: io::Error| {
         Error::config(format!(
             "root {}: {ROOT_LOCK_NAME} cannot be used",

@@ -16,13 +16,13 @@ use crate::sys::sync::{Arc, Mutex, lock};
 ///
 /// Only the tier's writer thread changes anything; any thread may read entries.
 #[derive(Debug)]
-pub struct RowFile {
+pub(crate) struct RowFile {
     /// The file, opened when used.
-    pub file: Arc<DataFile>,
+    pub(crate) file: Arc<DataFile>,
     /// Its geometry, as the superblock states it.
-    pub geometry: Geometry,
+    pub(crate) geometry: Geometry,
     /// Its identity, part of every entry's checksum.
-    pub file_id: FileId,
+    pub(crate) file_id: FileId,
     cache: Arc<FileCache>,
     header: Mutex<Header>,
 }
@@ -38,7 +38,7 @@ struct Header {
 impl RowFile {
     /// A file with this superblock and change page on disk; `raised` if this process made it,
     /// else its incarnation is raised before the first write.
-    pub const fn new(
+    pub(crate) const fn new(
         file: Arc<DataFile>,
         cache: Arc<FileCache>,
         superblock: Superblock,
@@ -61,7 +61,7 @@ impl RowFile {
     }
 
     /// Where the file is, for messages.
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.file.directory().path_of(self.file.name())
     }
 
@@ -70,7 +70,7 @@ impl RowFile {
     }
 
     /// The incarnation of the next row.
-    pub fn incarnation(&self) -> u32 {
+    pub(crate) fn incarnation(&self) -> u32 {
         lock(&self.header).superblock.incarnation
     }
 
@@ -78,7 +78,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error; the file must then not be written.
-    pub fn raise_incarnation(&self, writer: WriterId) -> io::Result<()> {
+    pub(crate) fn raise_incarnation(&self, writer: WriterId) -> io::Result<()> {
         let mut header = lock(&self.header);
         if header.raised {
             return Ok(());
@@ -97,7 +97,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error; the mark is then not moved.
-    pub fn mark_clean(&self, store_order: u64) -> io::Result<()> {
+    pub(crate) fn mark_clean(&self, store_order: u64) -> io::Result<()> {
         let mut header = lock(&self.header);
         if !header.raised {
             return Ok(());
@@ -122,7 +122,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error; any of the entries may then be on disk or not.
-    pub fn write_entries(&self, entries: &[(u32, RowEntry)]) -> io::Result<()> {
+    pub(crate) fn write_entries(&self, entries: &[(u32, RowEntry)]) -> io::Result<()> {
         let encoded: Vec<(u32, [u8; ENTRY_BYTES])> = entries
             .iter()
             .map(|(row, entry)| (*row, entry.encode(self.file_id, *row)))
@@ -134,7 +134,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error; the rows must then not be overwritten.
-    pub fn clear_entries(&self, rows: &[u32]) -> io::Result<()> {
+    pub(crate) fn clear_entries(&self, rows: &[u32]) -> io::Result<()> {
         let encoded: Vec<(u32, [u8; ENTRY_BYTES])> =
             rows.iter().map(|row| (*row, FREE_ENTRY)).collect();
         self.write_table(&encoded)
@@ -171,7 +171,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error; some entries may then keep their older time.
-    pub fn write_access_times(
+    pub(crate) fn write_access_times(
         &self,
         rows: &[(crate::index::RowPlace, u32)],
         writer: WriterId,
@@ -194,7 +194,7 @@ impl RowFile {
     ///
     /// # Errors
     /// The device's error, or an end of file before the entry's end.
-    pub fn read_entry(&self, row: u32) -> io::Result<Option<RowEntry>> {
+    pub(crate) fn read_entry(&self, row: u32) -> io::Result<Option<RowEntry>> {
         let mut bytes = [0; ENTRY_BYTES];
         self.table()?
             .read_exact_at(&mut bytes, self.geometry.entry_offset(row))?;

@@ -4,7 +4,7 @@ use crate::eviction::EntryId;
 
 /// What a row is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowUse {
+pub(crate) enum RowUse {
     /// Free to be written.
     Free,
     /// Being written, or on its way to be free.
@@ -21,7 +21,7 @@ const RETIRED: u32 = u32::MAX - 2;
 
 /// The uses of all rows of a file: 4 bytes and 1 bit a row.
 #[derive(Debug)]
-pub struct Rows {
+pub(crate) struct Rows {
     uses: Vec<u32>,
     /// Rows whose table entry on disk is not zero although they are not occupied.
     stale: Vec<u64>,
@@ -31,7 +31,7 @@ pub struct Rows {
 
 impl Rows {
     /// `count` free rows.
-    pub fn new(count: u32) -> Self {
+    pub(crate) fn new(count: u32) -> Self {
         let length = usize::try_from(count).unwrap_or(usize::MAX);
         Self {
             uses: vec![FREE; length],
@@ -42,12 +42,12 @@ impl Rows {
     }
 
     /// Number of free rows.
-    pub const fn free(&self) -> u32 {
+    pub(crate) const fn free(&self) -> u32 {
         self.free
     }
 
     /// The use of a row; rows past the end count as retired.
-    pub fn get(&self, row: u32) -> RowUse {
+    pub(crate) fn get(&self, row: u32) -> RowUse {
         match usize::try_from(row)
             .ok()
             .and_then(|at| self.uses.get(at))
@@ -61,7 +61,7 @@ impl Rows {
     }
 
     /// Sets the use of a row. A retired row stays retired.
-    pub fn set(&mut self, row: u32, new: RowUse) {
+    pub(crate) fn set(&mut self, row: u32, new: RowUse) {
         let Some(place) = usize::try_from(row)
             .ok()
             .and_then(|at| self.uses.get_mut(at))
@@ -88,7 +88,7 @@ impl Rows {
     /// Reserves up to `most` free rows, side by side where possible, into `taken`.
     ///
     /// Goes on where the last call ended, so that rows of one job lie next to each other.
-    pub fn take(&mut self, most: usize, taken: &mut Vec<u32>) {
+    pub(crate) fn take(&mut self, most: usize, taken: &mut Vec<u32>) {
         let (mut left, length) = (most, self.uses.len());
         let start = self.cursor;
         for step in 0..length {
@@ -109,7 +109,7 @@ impl Rows {
     }
 
     /// The entries of all occupied rows.
-    pub fn occupants(&self) -> impl Iterator<Item = EntryId> + '_ {
+    pub(crate) fn occupants(&self) -> impl Iterator<Item = EntryId> + '_ {
         self.uses
             .iter()
             .filter(|entry| **entry < RETIRED)
@@ -117,19 +117,19 @@ impl Rows {
     }
 
     /// Whether a row is being written or read out of the table.
-    pub fn any_reserved(&self) -> bool {
+    pub(crate) fn any_reserved(&self) -> bool {
         self.uses.contains(&RESERVED)
     }
 
     /// Whether no row is occupied or reserved.
-    pub fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.uses
             .iter()
             .all(|entry| matches!(*entry, FREE | RETIRED))
     }
 
     /// Remembers whether the entry on disk must be cleared before the row is overwritten.
-    pub fn set_stale(&mut self, row: u32, stale: bool) {
+    pub(crate) fn set_stale(&mut self, row: u32, stale: bool) {
         let at = usize::try_from(row).unwrap_or(usize::MAX);
         if let Some(word) = self.stale.get_mut(at / 64) {
             let bit = 1_u64 << (at % 64);
@@ -138,7 +138,7 @@ impl Rows {
     }
 
     /// Whether the entry on disk must be cleared before the row is overwritten.
-    pub fn is_stale(&self, row: u32) -> bool {
+    pub(crate) fn is_stale(&self, row: u32) -> bool {
         let at = usize::try_from(row).unwrap_or(usize::MAX);
         self.stale
             .get(at / 64)

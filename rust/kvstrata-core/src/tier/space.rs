@@ -21,7 +21,7 @@ use crate::tier::row_file::RowFile;
 use crate::tier::rows::Rows;
 
 /// A group's share of the capacity is cut into this many files.
-pub const FILES_PER_GROUP: u64 = 32;
+pub(crate) const FILES_PER_GROUP: u64 = 32;
 
 /// Most files that other groups give back for one new file.
 const GIVE_BACK_MAX: u32 = 8;
@@ -39,23 +39,23 @@ enum Growth {
 
 /// What the root's space is used for; only the writer thread changes it.
 #[derive(Debug)]
-pub struct Space {
+pub(crate) struct Space {
     /// Hard limit of our files in the root, in bytes.
-    pub capacity_bytes: u64,
+    pub(crate) capacity_bytes: u64,
     /// What the file system keeps free.
-    pub min_free: Size,
+    pub(crate) min_free: Size,
     /// Bytes that our files take: row files of all namespaces, and everything beside them.
-    pub used_bytes: u64,
+    pub(crate) used_bytes: u64,
     /// Row files of other namespaces, the one to go first at the end.
-    pub foreign: Vec<ForeignFile>,
+    pub(crate) foreign: Vec<ForeignFile>,
     /// The root.
-    pub root: Arc<Directory>,
+    pub(crate) root: Arc<Directory>,
     /// Directory of each class's row files.
-    pub directories: Vec<Arc<Directory>>,
+    pub(crate) directories: Vec<Arc<Directory>>,
     /// Open descriptors.
-    pub cache: Arc<FileCache>,
+    pub(crate) cache: Arc<FileCache>,
     /// Bytes of a new file.
-    pub file_bytes: u64,
+    pub(crate) file_bytes: u64,
 }
 
 impl DiskTier {
@@ -362,13 +362,13 @@ impl DiskTier {
 
 /// Bytes of a new row file of a tier: a group's share of the capacity in [`FILES_PER_GROUP`]
 /// files.
-pub fn file_bytes(capacity_bytes: u64, groups: usize) -> u64 {
+pub(crate) fn file_bytes(capacity_bytes: u64, groups: usize) -> u64 {
     let groups = u64::try_from(groups).unwrap_or(u64::MAX).max(1);
     capacity_bytes / FILES_PER_GROUP.saturating_mul(groups)
 }
 
 /// Sixty-four bits from the operating system.
-pub fn random() -> io::Result<u64> {
+pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     crate::sys::fs::fill_random(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))

@@ -12,7 +12,7 @@ use crate::tier::request::Request;
 
 /// Where a tier is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Takes jobs.
     Open,
     /// Takes no jobs; what runs may end.
@@ -23,96 +23,96 @@ pub enum Phase {
 
 /// A row on its way between arena and file.
 #[derive(Clone, Copy, Debug)]
-pub struct FlightRow {
+pub(crate) struct FlightRow {
     /// Position of the key in the job.
-    pub position: usize,
+    pub(crate) position: usize,
     /// The row.
-    pub place: RowPlace,
+    pub(crate) place: RowPlace,
     /// The pinned entry (loads only).
-    pub entry: Option<EntryId>,
+    pub(crate) entry: Option<EntryId>,
     /// Checksum: expected (load) or to be written (store).
-    pub checksum: RowChecksum,
+    pub(crate) checksum: RowChecksum,
     /// Order of the row among all stores.
-    pub store_order: u64,
+    pub(crate) store_order: u64,
     /// Counter part of the generation (stores only).
-    pub counter: u64,
+    pub(crate) counter: u64,
 }
 
 /// One operation in the engine.
 #[derive(Debug)]
-pub struct Flight {
+pub(crate) struct Flight {
     /// The job it belongs to.
-    pub request: Arc<Request>,
+    pub(crate) request: Arc<Request>,
     /// Its rows, neighbours in the file, in file order.
-    pub rows: Vec<FlightRow>,
+    pub(crate) rows: Vec<FlightRow>,
     /// Epoch in which it was planned.
-    pub epoch: u32,
+    pub(crate) epoch: u32,
     /// Its outcomes were given at the deadline; only the kernel's return is awaited.
-    pub abandoned: bool,
+    pub(crate) abandoned: bool,
 }
 
 /// A key that is being stored.
 #[derive(Debug)]
-pub struct Writing {
+pub(crate) struct Writing {
     /// Which store this is: the counter of its row. A later store of the key replaces it.
-    pub counter: u64,
+    pub(crate) counter: u64,
     /// Removed, or reset, before it was listed: it never will be.
-    pub cancelled: bool,
+    pub(crate) cancelled: bool,
     /// Other stores of the same key, which end as this one does.
-    pub followers: Vec<(Arc<Request>, usize)>,
+    pub(crate) followers: Vec<(Arc<Request>, usize)>,
 }
 
 /// A store that waits for the writer thread, from `next` on.
 #[derive(Debug)]
-pub struct QueuedStore {
+pub(crate) struct QueuedStore {
     /// The job.
-    pub request: Arc<Request>,
+    pub(crate) request: Arc<Request>,
     /// First position not planned yet.
-    pub next: usize,
+    pub(crate) next: usize,
     /// Epoch in which it was asked.
-    pub epoch: u32,
+    pub(crate) epoch: u32,
     /// Store order when it was begun: its own rows are not its victims.
-    pub first_order: Option<u64>,
+    pub(crate) first_order: Option<u64>,
 }
 
 /// Everything behind the lock.
 #[derive(Debug)]
-pub struct State {
+pub(crate) struct State {
     /// Where the tier is in its life.
-    pub phase: Phase,
+    pub(crate) phase: Phase,
     /// Index, eviction order, row files.
-    pub inventory: Inventory,
+    pub(crate) inventory: Inventory,
     /// Operations in the engine.
-    pub flights: HashMap<OperationId, Flight>,
+    pub(crate) flights: HashMap<OperationId, Flight>,
     /// Stores not planned yet.
-    pub queued: VecDeque<QueuedStore>,
+    pub(crate) queued: VecDeque<QueuedStore>,
     /// Payload bytes of stores that are not settled.
-    pub store_bytes_open: u64,
+    pub(crate) store_bytes_open: u64,
     /// Rows written whose entries are not.
-    pub written: Vec<Flight>,
+    pub(crate) written: Vec<Flight>,
     /// Keys being stored.
-    pub writing: HashMap<Fingerprint, Writing>,
+    pub(crate) writing: HashMap<Fingerprint, Writing>,
     /// Free rows whose entries are to be cleared soon: removed or corrupt ones.
-    pub clears: Vec<RowPlace>,
+    pub(crate) clears: Vec<RowPlace>,
     /// Jobs by deadline.
-    pub deadlines: VecDeque<Arc<Request>>,
+    pub(crate) deadlines: VecDeque<Arc<Request>>,
     /// Epoch in which rows are stored and found.
-    pub epoch: u32,
+    pub(crate) epoch: u32,
     /// A reset that could not be recorded: nothing is served or stored until one is.
-    pub reset_failed: bool,
+    pub(crate) reset_failed: bool,
     /// Counter of the next generation.
-    pub next_counter: u64,
+    pub(crate) next_counter: u64,
     /// Order of the next store.
-    pub next_store_order: u64,
+    pub(crate) next_store_order: u64,
     /// Number of the next operation.
-    pub next_operation: u64,
+    pub(crate) next_operation: u64,
     /// Whether the writer thread has ended its work.
-    pub writer_done: bool,
+    pub(crate) writer_done: bool,
 }
 
 impl State {
     /// State of a tier that was opened with this inventory.
-    pub fn new(inventory: Inventory, epoch: u32, next_store_order: u64) -> Self {
+    pub(crate) fn new(inventory: Inventory, epoch: u32, next_store_order: u64) -> Self {
         Self {
             phase: Phase::Open,
             inventory,
@@ -133,35 +133,35 @@ impl State {
     }
 
     /// A new operation number; never used twice.
-    pub fn operation_id(&mut self) -> OperationId {
+    pub(crate) fn operation_id(&mut self) -> OperationId {
         let id = OperationId(self.next_operation);
         self.next_operation = self.next_operation.wrapping_add(1);
         id
     }
 
     /// Hides a key and lets its row be cleared.
-    pub fn drop_entry(&mut self, entry: EntryId) {
+    pub(crate) fn drop_entry(&mut self, entry: EntryId) {
         if let Some(place) = self.inventory.unlist(entry) {
             self.clears.push(place);
         }
     }
 
     /// Takes a load's pin back; a row removed meanwhile is cleared.
-    pub fn unpin(&mut self, entry: EntryId) {
+    pub(crate) fn unpin(&mut self, entry: EntryId) {
         if let Some(place) = self.inventory.unpin(entry) {
             self.clears.push(place);
         }
     }
 
     /// Whether a written row may still be listed: not removed, not reset, not stored again.
-    pub fn may_list(&self, fingerprint: Fingerprint, counter: u64) -> bool {
+    pub(crate) fn may_list(&self, fingerprint: Fingerprint, counter: u64) -> bool {
         self.writing
             .get(&fingerprint)
             .is_some_and(|writing| writing.counter == counter && !writing.cancelled)
     }
 
     /// Enters a store; whoever followed an earlier one of the same key follows this one.
-    pub fn begin_writing(&mut self, fingerprint: Fingerprint, counter: u64) {
+    pub(crate) fn begin_writing(&mut self, fingerprint: Fingerprint, counter: u64) {
         let earlier = self.writing.remove(&fingerprint);
         let followers = earlier.map_or_else(Vec::new, |writing| writing.followers);
         self.writing.insert(
@@ -175,7 +175,7 @@ impl State {
     }
 
     /// Ends a store; returns who followed it, unless a later store of the key took them over.
-    pub fn end_writing(
+    pub(crate) fn end_writing(
         &mut self,
         fingerprint: Fingerprint,
         counter: u64,
@@ -193,7 +193,7 @@ impl State {
     }
 
     /// Remembers when a job's operations are to be given up.
-    pub fn watch(&mut self, request: &Arc<Request>) {
+    pub(crate) fn watch(&mut self, request: &Arc<Request>) {
         while self.deadlines.front().is_some_and(|front| front.is_done()) {
             self.deadlines.pop_front();
         }

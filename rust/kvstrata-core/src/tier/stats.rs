@@ -8,7 +8,7 @@ use crate::tier::disk::{DiskTier, count};
 
 impl DiskTier {
     /// Counters and gauges; units are in the names, keys and rows where there is none.
-    pub fn stats(&self) -> Map<String, Value> {
+    pub(crate) fn stats(&self) -> Map<String, Value> {
         let mut all = self.around.metrics.snapshot();
         self.add_state(&mut all);
         self.add_space(&mut all);

@@ -29,7 +29,7 @@ impl DiskTier {
     ///
     /// # Errors
     /// `Argument` for a wrong argument, `Closed` after close; then nothing was begun.
-    pub fn store(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
+    pub(crate) fn store(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
         let items = self.items(keys, offsets)?;
         let now = self.around.clock.now();
         let deadline = now.checked_add(self.deadline).unwrap_or(now);
@@ -169,19 +169,19 @@ impl DiskTier {
             return Err(std::io::Error::other("the row file is gone"));
         };
         let row_file = Arc::clone(&container.row_file);
-        let stale: Vec<u32> = pairs
+        let uncleared: Vec<u32> = pairs
             .iter()
             .map(|(_, place)| place.row)
             .filter(|row| container.rows.is_stale(*row))
             .collect();
         drop(state);
         row_file.raise_incarnation(self.writer)?;
-        if !stale.is_empty() {
-            row_file.clear_entries(&stale)?;
+        if !uncleared.is_empty() {
+            row_file.clear_entries(&uncleared)?;
         }
         let mut state = lock(&self.state);
         if let Some(container) = state.inventory.container_mut(first.container) {
-            for row in stale {
+            for row in uncleared {
                 container.rows.set_stale(row, false);
             }
         }
@@ -272,21 +272,21 @@ impl DiskTier {
     }
 
     /// Takes a write operation back: its entries are next, or its rows are free again.
-    pub(super) fn complete_store(&self, flight: Flight, completion: Completion) {
-        match completion.result {
+    pub(super) fn complete_store(&self, flight: Flight, completion: &Completion) {
+        match &completion.result {
             Ok(()) => {
                 lock(&self.state).written.push(flight);
                 self.work.notify_one();
             }
-            Err(failure) => self.settle_write_failure(&flight, &failure),
+            Err(failure) => self.settle_write_failure(&flight, *failure),
         }
     }
 
-    fn settle_write_failure(&self, flight: &Flight, failure: &Failure) {
+    fn settle_write_failure(&self, flight: &Flight, failure: Failure) {
         let outcome = match failure {
             Failure::TimedOut => Outcome::Timeout,
             Failure::Closed | Failure::Poisoned => Outcome::Dropped,
-            Failure::Os(errno) => outcome_of(Some(*errno)),
+            Failure::Os(errno) => outcome_of(Some(errno)),
             Failure::Short => Outcome::IoError,
         };
         let retire = is_device_error(failure);

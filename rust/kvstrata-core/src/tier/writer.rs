@@ -154,16 +154,16 @@ impl DiskTier {
             let Some(item) = flight.request.items.get(row.position) else {
                 continue;
             };
-            let has_entry = had_entry.contains(&row.counter);
-            if !has_entry || error.is_some() || !may_list(&state, flight, row) {
+            let on_disk = had_entry.contains(&row.counter);
+            if !on_disk || error.is_some() || !may_list(&state, flight, row) {
                 failed.push(row.counter);
-                if has_entry && error.is_some() {
+                if on_disk && error.is_some() {
                     // The entry may be there or not: the row is not used again.
                     state.inventory.retire_row(row.place);
                 } else {
-                    state.inventory.free_row(row.place, has_entry);
+                    state.inventory.free_row(row.place, on_disk);
                 }
-                if has_entry {
+                if on_disk {
                     state.clears.push(row.place);
                 }
                 continue;

@@ -1,0 +1,63 @@
+//! Arguments as Python gives them, checked one by one; a refusal names the argument.
+
+mod keys;
+mod named;
+mod offsets;
+mod root;
+mod row_bytes;
+mod size;
+
+use kvstrata_core::error::ErrorKind;
+use pyo3::prelude::*;
+
+pub(crate) use keys::Keys;
+pub(crate) use named::{Flag, JobId, Named, Seconds, Text};
+pub(crate) use offsets::Offsets;
+pub(crate) use root::Root;
+pub(crate) use row_bytes::RowBytes;
+pub(crate) use size::SizeText;
+
+/// Declares names for the generic argument types: `Marker = "name", kind`.
+macro_rules! names {
+    ($($marker:ident = $name:literal, $kind:ident;)*) => {$(
+        #[derive(Debug)]
+        pub(crate) enum $marker {}
+        impl Named for $marker {
+            const NAME: &'static str = $name;
+            const KIND: ErrorKind = ErrorKind::$kind;
+        }
+    )*};
+}
+
+names! {
+    Capacity = "capacity", Config;
+    MinFree = "min_free", Config;
+    Policy = "policy", Config;
+    IoBackend = "io_backend", Config;
+    Deadline = "deadline_s", Config;
+    ShareMode = "share_mode", Config;
+    Required = "required", Config;
+    HonoursBusy = "honours_busy", Config;
+    Timeout = "timeout_s", Argument;
+}
+
+/// Name of the type of `object`, for messages.
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
+    object
+        .get_type()
+        .name()
+        .map_or_else(|_| "an object".to_owned(), |name| name.to_string())
+}
+
+/// `object` as it would be printed, short, for messages.
+pub(crate) fn shown(object: &Bound<'_, PyAny>) -> String {
+    const CHARACTERS_MAX: usize = 60;
+    match object.repr() {
+        Ok(text) => text
+            .to_string_lossy()
+            .chars()
+            .take(CHARACTERS_MAX)
+            .collect(),
+        Err(_) => type_name(object),
+    }
+}
