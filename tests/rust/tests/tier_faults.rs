@@ -1,7 +1,6 @@
 //! The disk tier over an engine that fails, tears, stalls and holds operations.
 #![expect(
     clippy::unwrap_used,
-    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "a test fails where these fail"
 )]
