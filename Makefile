@@ -46,7 +46,7 @@ test-long: ## `make test`, then what takes longer
 
 bench: ## GB/s of the disk path by row size; KVSTRATA_BENCH_DIR names the directory to measure
 	@mkdir -p "$${KVSTRATA_BENCH_DIR:=$(CURDIR)/.cache/bench}"; export KVSTRATA_BENCH_DIR; \
-		cargo bench --locked --workspace
+		cargo bench --locked -p kvstrata-benches
 
 clean: ## Remove what was built; .venv stays
 	rm -rf target dist .cache/pytest .cache/mypy .cache/reports .ruff_cache .hypothesis

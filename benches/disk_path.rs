@@ -1,5 +1,7 @@
-//! GB/s of the disk path by row size: the engine beside the raw calls, interleaved, in random
-//! order, over the same file and arena. See `Settings` for the environment variables.
+//! GB/s of the disk path by row size: a whole tier, its engine alone, and the raw calls,
+//! interleaved, in random order, on one directory. Engine and raw share file and arena; the tier
+//! has files of its own, adds checksums and row tables, and stores new rows in every pass. See
+//! `Settings` for the environment variables.
 
 use std::sync::Arc;
 use std::thread::available_parallelism;
@@ -9,6 +11,7 @@ use kvstrata_benches::measure::{Pass, median};
 use kvstrata_benches::raw;
 use kvstrata_benches::say;
 use kvstrata_benches::settings::Settings;
+use kvstrata_benches::whole::Whole;
 use kvstrata_core::buffer::Arena;
 use kvstrata_core::error::{Error, Result};
 use kvstrata_core::io::file::FileCache;
@@ -26,17 +29,18 @@ use kvstrata_testkit::payload::{next, payload};
 const ROW_BYTES: [usize; 3] = [64 << 10, 256 << 10, 2 << 20];
 const PASS_TIME_MAX: Duration = Duration::from_mins(10);
 
-/// Who moves the bytes, with how many threads.
+/// Who moves the bytes; with how many threads, where that is a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
+    Tier,
     Engine(usize),
     Raw(usize),
 }
 
 const WAYS: [Way; 5] = [
+    Way::Tier,
     Way::Engine(4),
     Way::Engine(8),
-    Way::Engine(16),
     Way::Raw(8),
     Way::Raw(16),
 ];
@@ -46,6 +50,7 @@ struct Ground {
     capabilities: Capabilities,
     arena: Arc<Arena>,
     file: File,
+    whole: Option<Whole>,
     pass_bytes: usize,
     seed: u64,
 }
@@ -79,17 +84,28 @@ impl Ground {
             capabilities,
             arena,
             file,
+            whole: None,
             pass_bytes,
             seed: 5,
         })
     }
 
     /// One pass over the whole file in random order; None when a byte was not moved.
-    fn pass(&mut self, way: Way, direction: Direction, row_bytes: usize) -> Option<Pass> {
+    fn pass(&mut self, way: Way, direction: Direction, row_bytes: usize) -> Result<Option<Pass>> {
+        if way == Way::Tier {
+            let whole = self.whole.as_mut();
+            let whole = whole.ok_or_else(|| Error::argument("no tier is open"))?;
+            return whole.pass(direction, row_bytes, &mut self.seed);
+        }
+        Ok(self.transfers(way, direction, row_bytes))
+    }
+
+    fn transfers(&mut self, way: Way, direction: Direction, row_bytes: usize) -> Option<Pass> {
         let moves = moves(self.pass_bytes, row_bytes, &mut self.seed);
         let bytes = moves.len() * row_bytes;
         let mut good = false;
         let pass = match way {
+            Way::Tier => return None,
             Way::Raw(threads) => Pass::of(bytes, || {
                 good = raw::run(
                     &self.file,
@@ -176,7 +192,7 @@ fn report(ground: &mut Ground, rounds: usize) -> Result<()> {
                 let seed = &mut ground.seed;
                 passes.sort_by_cached_key(|_| next(seed));
                 for (way, done) in &mut passes {
-                    let pass = ground.pass(*way, direction, row_bytes).ok_or_else(|| {
+                    let pass = ground.pass(*way, direction, row_bytes)?.ok_or_else(|| {
                         Error::argument(format!("{way:?}: not every byte was moved"))
                     })?;
                     done.push(pass);
@@ -214,5 +230,8 @@ fn main() -> Result<()> {
         settings.pass_bytes >> 20,
         settings.rounds,
     ));
-    report(&mut ground, settings.rounds)
+    let root = holder.path().join("tier");
+    ground.whole = Some(Whole::open(root, &ROW_BYTES, settings.pass_bytes)?);
+    report(&mut ground, settings.rounds)?;
+    ground.whole.map_or(Ok(()), Whole::close)
 }

@@ -26,7 +26,7 @@ check_python() {
 }
 
 check_rust() {
-    command -v cargo >/dev/null || fail "cargo is not there: install Rust 1.95 or newer (https://rustup.rs)"
+    command -v cargo >/dev/null || fail "cargo is not there: install Rust 1.95 or newer"
     command -v cc >/dev/null || install_system "gcc libc6-dev" "a C compiler"
 }
 

@@ -5,9 +5,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 scripts/env.sh tools
 "$VENV_PYTHON" -m pip install --quiet ziglang==0.16.0
-rustup target list --installed 2>/dev/null | grep -qx x86_64-unknown-linux-gnu || say "note: no rustup"
 rm -rf dist
-PATH=$VENV/bin:$PATH "$VENV_PYTHON" -m maturin build --release --locked --strip --zig \
+registry=${CARGO_HOME:-$HOME/.cargo}/registry/src
+export RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$registry=registry --remap-path-prefix=$ROOT=kvstrata"
+PATH=$VENV/bin:$PATH "$VENV_PYTHON" -m maturin build --quiet --release --locked --strip --zig \
     --target x86_64-unknown-linux-gnu --compatibility manylinux2014 \
     --interpreter "$VENV_PYTHON" --out dist
 "$VENV_PYTHON" -m zipfile --list dist/kvstrata-*.whl

@@ -5,6 +5,7 @@
 pub mod measure;
 pub mod raw;
 pub mod settings;
+pub mod whole;
 
 /// Prints a line of the report.
 pub fn say(line: &str) {

@@ -23,7 +23,7 @@ class PageCopy:
 
     `slots` is ``(chunks, blocks_per_chunk, page)``, `blocks` is ``(blocks, page)``, both int8 with
     bytes at stride 1. Page `i` is ``slots[chunk_ids[i], sub_blocks[i]]`` on one side and
-    ``blocks[block_ids[i]]`` on the other; its first `page_bytes` bytes are copied.
+    ``blocks[block_ids[i]]`` on the other; `page_bytes` bytes are copied.
     """
 
     slots: torch.Tensor
@@ -32,6 +32,12 @@ class PageCopy:
     sub_blocks: IntArray
     block_ids: IntArray
     page_bytes: int
+    page_offset: int = 0
+
+    @property
+    def span(self) -> slice:
+        """The bytes of a page that are copied."""
+        return slice(self.page_offset, self.page_offset + self.page_bytes)
 
 
 class DeviceEvent(Protocol):
@@ -102,12 +108,12 @@ class HostStream:
     def to_slots(self, copy: PageCopy) -> None:
         """Copy pages from blocks to slots."""
         chunks, subs, blocks = _host_indices(copy)
-        copy.slots[chunks, subs, : copy.page_bytes] = copy.blocks[blocks, : copy.page_bytes]
+        copy.slots[chunks, subs, copy.span] = copy.blocks[blocks, copy.span]
 
     def to_blocks(self, copy: PageCopy) -> None:
         """Copy pages from slots to blocks."""
         chunks, subs, blocks = _host_indices(copy)
-        copy.blocks[blocks, : copy.page_bytes] = copy.slots[chunks, subs, : copy.page_bytes]
+        copy.blocks[blocks, copy.span] = copy.slots[chunks, subs, copy.span]
 
     def mark(self) -> DeviceEvent:
         """A point behind everything queued so far."""
@@ -198,9 +204,9 @@ def _pages(copy: PageCopy) -> list[tuple[torch.Tensor, torch.Tensor]]:
     indices = zip(
         copy.chunk_ids.tolist(), copy.sub_blocks.tolist(), copy.block_ids.tolist(), strict=True
     )
-    size = copy.page_bytes
+    span = copy.span
     return [
-        (copy.slots[chunk, sub, :size], copy.blocks[block, :size]) for chunk, sub, block in indices
+        (copy.slots[chunk, sub, span], copy.blocks[block, span]) for chunk, sub, block in indices
     ]
 
 

@@ -30,13 +30,15 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PageRef:
-    """The page of one layer of a group: in which tensor, and how many of its bytes matter.
+    """The page of one layer of a group: in which tensor, and which of its bytes matter.
 
-    `page_bytes` is the unpadded size; the padded one belongs to the tensor.
+    `page_bytes` is the unpadded size; the padded one belongs to the tensor. `page_offset` is not
+    zero where a tensor's page holds several layers side by side (vLLM's packed layouts).
     """
 
     tensor_index: int
     page_bytes: int
+    page_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,9 @@ class SlotLayout:
             )
             raise LayoutError(msg)
         padded = self.tensor_page_bytes[ref.tensor_index]
-        if not 0 < ref.page_bytes <= padded:
+        if ref.page_offset < 0 or not 0 < ref.page_bytes <= padded - ref.page_offset:
             msg = (
-                f"group {group_index} copies {ref.page_bytes} bytes per block "
+                f"group {group_index} copies {ref.page_bytes} bytes at {ref.page_offset} per block "
                 f"of tensor {ref.tensor_index}, whose pages have {padded}"
             )
             raise LayoutError(msg)
@@ -124,7 +126,7 @@ class SlotLayout:
         """Ranges, relative to the rank's area, that storing these sub-blocks of a group writes."""
         ranges = []
         for ref in self.groups[group_index]:
-            base = self.tensor_offset(ref.tensor_index) - self.area_offset
+            base = self.tensor_offset(ref.tensor_index) - self.area_offset + ref.page_offset
             page = self.tensor_page_bytes[ref.tensor_index]
             ranges += [
                 ByteRange(base + sub * page, base + sub * page + ref.page_bytes)

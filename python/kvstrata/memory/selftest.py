@@ -18,6 +18,7 @@ from kvstrata.memory.layout import LayoutError, Placement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstrata.memory.layout import PageRef
     from kvstrata.memory.transfer import BlockTransfers
 
 _JOB_ID = -1
@@ -73,8 +74,8 @@ def _check_group(
         base = layout.tensor_offset(ref.tensor_index) - layout.area_offset
         source = patterns[ref.tensor_index].numpy()
         for sub in range(per_chunk):
-            start = base + sub * page
-            expected[start : start + ref.page_bytes] = source[sub, : ref.page_bytes]
+            start = base + sub * page + ref.page_offset
+            expected[start : start + ref.page_bytes] = source[sub, _bytes_of(ref)]
     for index, pattern in patterns.items():
         blocks[index][:per_chunk] = pattern.to(blocks[index].device)
     area.fill_(-1)
@@ -97,10 +98,14 @@ def _check_group(
     transfers.wait({_JOB_ID})
     transfers.finished()
     for ref in refs:
-        wanted = patterns[ref.tensor_index][:, : ref.page_bytes]
-        loaded = blocks[ref.tensor_index][:per_chunk, : ref.page_bytes].cpu()
+        wanted = patterns[ref.tensor_index][:, _bytes_of(ref)]
+        loaded = blocks[ref.tensor_index][:per_chunk, _bytes_of(ref)].cpu()
         if not torch.equal(loaded, wanted):
             msg = (
                 f"self-test: a loaded block of KV cache group {group_index} is not what was stored"
             )
             raise LayoutError(msg)
+
+
+def _bytes_of(ref: PageRef) -> slice:
+    return slice(ref.page_offset, ref.page_offset + ref.page_bytes)

@@ -215,6 +215,7 @@ class BlockTransfers:
                 sub_blocks=placement.sub_blocks,
                 block_ids=placement.block_ids,
                 page_bytes=ref.page_bytes,
+                page_offset=ref.page_offset,
             )
             for ref in self.layout.groups[placement.group_index]
         ]

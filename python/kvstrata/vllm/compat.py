@@ -13,9 +13,10 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-import kvstrata
 import vllm
 from vllm.logger import init_logger
+
+import kvstrata
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec

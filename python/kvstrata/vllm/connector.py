@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import kvstrata
-from kvstrata.vllm import compat, facts, plugin
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import iter_layer_specs
+
+import kvstrata
+from kvstrata.vllm import compat, facts, packed, plugin
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,6 +42,9 @@ class KVStrataConnector(OffloadingConnector):
         _refuse_unsupported(vllm_config, kv_cache_config, extra)
         if role == KVConnectorRole.SCHEDULER:
             extra[facts.KEY] = _gather(vllm_config, kv_cache_config)
+        else:
+            selected = get_offloading_group_ids(kv_cache_config)
+            extra[packed.KEY] = packed.pages(kv_cache_config, selected)
         super().__init__(vllm_config, role, kv_cache_config)
 
     @classmethod

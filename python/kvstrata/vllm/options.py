@@ -6,9 +6,10 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.kv_offload.base import Locality
+
 import kvstrata
 from kvstrata.vllm import compat
-from vllm.v1.kv_offload.base import Locality
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import kvstrata
-from kvstrata.memory.layout import LayoutError
-from kvstrata.vllm import compat
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+import kvstrata
+from kvstrata.memory.layout import LayoutError
+from kvstrata.vllm import compat, packed
+
 if TYPE_CHECKING:
-    from kvstrata.vllm.worker import KVStrataWorker
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
     from vllm.v1.kv_offload.config import OffloadingConfig
+
+    from kvstrata.memory.layout import PageRef
+    from kvstrata.vllm.worker import KVStrataWorker
 
 
 class KVStrataSpec(TieringOffloadingSpec):
@@ -57,10 +60,14 @@ class KVStrataSpec(TieringOffloadingSpec):
             if self._kvstrata_worker is None:
                 self._kvstrata_worker = self._make_worker(kv_caches)
             else:
-                self._kvstrata_worker.rebind(kv_caches)
+                self._kvstrata_worker.rebind(kv_caches, self._refs(kv_caches))
         except LayoutError as error:
             raise kvstrata.ConfigError(str(error)) from error
         return self._kvstrata_worker
+
+    def _refs(self, kv_caches: CanonicalKVCaches) -> tuple[tuple[PageRef, ...], ...]:
+        pages = self.extra_config.get(packed.KEY)
+        return packed.group_refs(kv_caches, pages, self.config.kv_cache_layout)
 
     def _make_worker(self, kv_caches: CanonicalKVCaches) -> KVStrataWorker:
         from kvstrata.vllm.worker import KVStrataWorker
@@ -71,6 +78,7 @@ class KVStrataSpec(TieringOffloadingSpec):
             compat.pin_region(region)
             return KVStrataWorker(
                 kv_caches,
+                self._refs(kv_caches),
                 region,
                 area_offset=rank * self.cpu_page_size_per_worker,
                 area_bytes=self.cpu_page_size_per_worker,

@@ -16,11 +16,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import kvstrata
-from kvstrata.keys import GROUP_BYTES
-from kvstrata.vllm import compat, facts, metrics, options
-from kvstrata.vllm.guard import Faults, guarded
-from kvstrata.vllm.plugin import DISK_TIER
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -29,6 +24,12 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+import kvstrata
+from kvstrata.keys import GROUP_BYTES
+from kvstrata.vllm import compat, facts, metrics, options
+from kvstrata.vllm.guard import Faults, guarded
+from kvstrata.vllm.plugin import DISK_TIER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

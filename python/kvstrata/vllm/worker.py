@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
-from kvstrata.memory.selftest import check_copies
-from kvstrata.memory.transfer import BlockTransfers
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -18,15 +14,19 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
+from kvstrata.memory.selftest import check_copies
+from kvstrata.memory.transfer import BlockTransfers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from vllm.v1.kv_offload.base import CanonicalKVCaches
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
     from kvstrata.memory.device import CopyDevice
     from kvstrata.memory.layout import Placement
-    from vllm.v1.kv_offload.base import CanonicalKVCaches
-    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 logger = init_logger(__name__)
 
@@ -43,6 +43,7 @@ class KVStrataWorker(OffloadingWorker):
     def __init__(
         self,
         kv_caches: CanonicalKVCaches,
+        refs: tuple[tuple[PageRef, ...], ...],
         region: SharedOffloadRegion,
         *,
         area_offset: int,
@@ -58,7 +59,7 @@ class KVStrataWorker(OffloadingWorker):
         self._area_bytes = area_bytes
         self._blocks_per_chunk = blocks_per_chunk
         self._device = device
-        self._transfers = self._bind(kv_caches)
+        self._transfers = self._bind(kv_caches, refs)
         self.refused = 0
         if self_test_slot is not None:
             blocks = [item.tensor for item in kv_caches.tensors]
@@ -68,7 +69,9 @@ class KVStrataWorker(OffloadingWorker):
                 self._transfers.close()
                 raise
 
-    def _bind(self, kv_caches: CanonicalKVCaches) -> BlockTransfers:
+    def _bind(
+        self, kv_caches: CanonicalKVCaches, refs: tuple[tuple[PageRef, ...], ...]
+    ) -> BlockTransfers:
         if self._region is None:
             msg = "the worker was shut down"
             raise LayoutError(msg)
@@ -78,17 +81,14 @@ class KVStrataWorker(OffloadingWorker):
             area_bytes=self._area_bytes,
             blocks_per_chunk=self._blocks_per_chunk,
             tensor_page_bytes=tuple(int(item.page_size_bytes) for item in kv_caches.tensors),
-            groups=tuple(
-                tuple(PageRef(int(ref.tensor_idx), int(ref.page_size_bytes)) for ref in refs)
-                for refs in kv_caches.group_data_refs
-            ),
+            groups=refs,
         )
         blocks: list[torch.Tensor] = [item.tensor for item in kv_caches.tensors]
         return BlockTransfers(layout, self._region.base_tensor, blocks, self._device)
 
-    def rebind(self, kv_caches: CanonicalKVCaches) -> None:
+    def rebind(self, kv_caches: CanonicalKVCaches, refs: tuple[tuple[PageRef, ...], ...]) -> None:
         """Finish what is in flight and use other KV tensors from now on."""
-        fresh = self._bind(kv_caches)
+        fresh = self._bind(kv_caches, refs)
         self._transfers.close()
         self._transfers = fresh
 

@@ -13,6 +13,14 @@ use kvstrata_core::error::{Error, Result};
 /// # Errors
 /// When there is no memory.
 pub fn leaked_arena(length: usize, misalignment: usize) -> Result<Arc<Arena>> {
+    leaked(length, misalignment).map(Arc::new)
+}
+
+/// [`leaked_arena`] for who wants to own it.
+///
+/// # Errors
+/// When there is no memory.
+pub fn leaked(length: usize, misalignment: usize) -> Result<Arena> {
     let buffer = AlignedBuffer::zeroed(length.saturating_add(misalignment), PAGE_BYTES)?;
     let base = Box::leak(Box::new(buffer))
         .base()
@@ -20,7 +28,5 @@ pub fn leaked_arena(length: usize, misalignment: usize) -> Result<Arc<Arena>> {
     #[expect(unsafe_code, reason = "an arena vouches for its memory")]
     // SAFETY: the memory was just made for this arena, is zeroed and never freed.
     let arena = unsafe { Arena::new(base, length) };
-    arena
-        .map(Arc::new)
-        .ok_or_else(|| Error::argument("no arena can be that long"))
+    arena.ok_or_else(|| Error::argument("no arena can be that long"))
 }

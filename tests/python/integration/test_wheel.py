@@ -65,6 +65,12 @@ def test_the_wheel_carries_module_stubs_marker_and_licence(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "kvstrata/tests"))]
 
 
+def test_the_wheel_does_not_name_the_folder_it_was_built_in(wheel: Path, repository: Path) -> None:
+    folder = str(repository).encode()
+    with zipfile.ZipFile(wheel) as archive:
+        assert [name for name in archive.namelist() if folder in archive.read(name)] == []
+
+
 def test_the_wheel_registers_the_plugin_and_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [path] = [n for n in archive.namelist() if n.endswith(".dist-info/entry_points.txt")]

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheTensor,
     SlidingWindowSpec,
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -28,19 +29,23 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvstrata
-from kvstrata.vllm import connector, facts, modelconfig, weights
+from kvstrata.vllm import connector, facts, modelconfig, packed, weights
 from kvstrata.vllm.spec import KVStrataSpec
 from kvstrata.vllm.tiers import KVStrataDiskTier
 
 if TYPE_CHECKING:
     from plugin_support.stand_in import Opener
 
-DOCS = Path(__file__).parents[3] / "docs" / "VLLM.md"
-DOCUMENTED = dict(
-    re.findall(
-        r"<!-- kv-transfer-config: (\S+) -->\n```json\n(.*?)```", DOCS.read_text(), re.DOTALL
+TOP = Path(__file__).parents[3]
+DOCUMENTED = {
+    f"{page}: {way}": text
+    for page in ("README.md", "docs/VLLM.md")
+    for way, text in re.findall(
+        r"<!-- kv-transfer-config: (\S+) -->\n```json\n(.*?)```",
+        (TOP / page).read_text(),
+        re.DOTALL,
     )
-)
+}
 
 
 class Config:
@@ -168,6 +173,22 @@ def test_several_blocks_per_chunk_are_refused_where_a_group_has_a_window(
         )
     connector._refuse_unsupported(config, kv_cache_config(), extra)
     connector._refuse_unsupported(config, kv_cache_config(window=64), {"blocks_per_chunk": 1})
+
+
+def test_only_a_packed_layout_has_offsets_and_they_are_those_of_the_layers() -> None:
+    config = kv_cache_config(window=64)
+    page = config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+    tensor = KVCacheTensor(
+        size=8 * 3 * page,
+        layers=["l.0", "l.1"],
+        layer_stride=page,
+        block_stride=3 * page,
+        offset=page,
+    )
+    config.kv_cache_tensors.append(tensor)
+    assert packed.pages(config, [0, 1]) is None
+    config.kv_cache_layout = "BLHNC"
+    assert packed.pages(config, [0, 1]) == [[[page, page]], [[2 * page, page]]]
 
 
 def digest_of(config: Any, groups: KVCacheConfig | None = None) -> str:
@@ -347,8 +368,8 @@ def test_every_documented_configuration_names_things_that_exist(name: str) -> No
         assert SecondaryTierFactory.get_tier_class(entry) is KVStrataDiskTier
 
 
-def test_five_configurations_are_documented() -> None:
-    assert len(DOCUMENTED) == 5
+def test_eight_configurations_are_documented() -> None:
+    assert len(DOCUMENTED) == 8
 
 
 @pytest.mark.usefixtures("registered")

@@ -187,6 +187,9 @@ def test_a_failed_load_is_a_miss_for_every_waiter_and_a_later_store_heals_it(
         assert stack.look(context, key(1)) is LookupResult.MISS
     assert stack.look(waiters[0], key(2)) is LookupResult.HIT, "the good row of the job is kept"
     assert stack.load(waiters[0], key(2)) == 8
+    assert sum(name == "load" for name, _ in native.calls) == 1, (
+        "a row that was kept was read again"
+    )
     native.load_outcomes = {}
     stack.store(stack.request("d"), {key(1): 9})
     stack.settle()
@@ -250,6 +253,19 @@ def test_a_reset_waits_for_jobs_and_leaves_none_behind(
     stack.manager.shutdown()
 
 
+def test_a_reset_waits_for_jobs_though_drain_itself_fails(
+    opener: Opener, engine_id: str, url: str
+) -> None:
+    stack = open_stack(engine_id, disk_entry(url), chunks=4)
+    native = opener.opened[0]
+    native.holding = True
+    stack.store(stack.request("a"), {key(1): 7})
+    native.raising = {"drain"}
+    stack.manager.reset_cache()
+    assert not native.results, "the reset did not wait for what was in flight"
+    stack.manager.shutdown()
+
+
 def test_a_store_is_handed_down_in_prompt_order_though_vllm_gives_a_set(
     opener: Opener, engine_id: str, url: str
 ) -> None:
@@ -270,11 +286,13 @@ def test_shutdown_lets_go_of_the_memory_before_vllm_releases_it(
     any_tier: str, engine_id: str, url: str
 ) -> None:
     stack = open_stack(engine_id, disk_entry(url))
-    path = Path(stack.spec._scheduler_mmap.mmap_path)
+    region = stack.spec._scheduler_mmap
+    path, mapping = Path(region.mmap_path), region.mmap_obj
     assert path.exists()
     stack.view = memoryview(b"")
     stack.manager.shutdown()
     assert not path.exists()
+    assert mapping.closed, "something still holds the memory"
     stack.tier.shutdown()
     assert stack.tier.lookup(key(1), ReqContext(req_id="late")) is LookupResult.MISS
 

@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 import kvstrata
 from kvstrata.memory.layout import LayoutError
+from kvstrata.vllm import packed
 from kvstrata.vllm.spec import KVStrataSpec
 from kvstrata.vllm.worker import KVStrataWorker
 
@@ -108,6 +109,60 @@ def test_a_row_written_by_two_ranks_goes_down_and_comes_back_to_both(
         worker.shutdown()
         worker.shutdown()
     manager.shutdown()
+
+
+BLOCKS_FIRST = {"kv_cache_layout": "BLHNC"}
+
+
+def packed_caches(groups: int) -> CanonicalKVCaches:
+    tensor = torch.randint(1, 127, (BLOCKS, 2 * PAGE), dtype=torch.int8)
+    return CanonicalKVCaches(
+        tensors=[CanonicalKVCacheTensor(tensor=tensor, page_size_bytes=2 * PAGE)],
+        group_data_refs=[[CanonicalKVCacheRef(0, 2 * PAGE)] for _ in range(groups)],
+    )
+
+
+def test_a_packed_block_gives_each_group_its_own_bytes_and_none_of_anothers(engine_id: str) -> None:
+    pages = [[[0, PAGE], [PAGE, 512]], [[64, 1024]]]
+    spec = make_spec(engine_id, group_ids=(0, 1), extra={packed.KEY: pages}, **BLOCKS_FIRST)
+    caches = packed_caches(2)
+    worker: Any = spec.get_worker(caches)
+    job = GPULoadStoreSpec([3, 5], group_sizes=[1, 1], block_indices=[0, 0])
+    worker.submit_store(1, job, CPULoadStoreSpec([0, 1]))
+    arena = worker._region.base_tensor.view(-1, 2 * PAGE)
+    block = caches.tensors[0].tensor
+    assert torch.equal(arena[0, : PAGE + 512], block[3, : PAGE + 512])
+    assert not arena[0, PAGE + 512 :].any()
+    assert torch.equal(arena[1, 64:1088], block[5, 64:1088])
+    assert not arena[1, :64].any()
+    assert not arena[1, 1088:].any(), "another group's bytes went into the slot"
+    before = block.clone()
+    block.fill_(9)
+    worker.submit_load(2, CPULoadStoreSpec([1]), GPULoadStoreSpec([7], [0, 1], [0, 0]))
+    assert torch.equal(block[7, 64:1088], before[5, 64:1088])
+    assert set(block[7, :64].tolist() + block[7, 1088:].tolist()) == {9}
+    worker.shutdown()
+
+
+def test_groups_in_a_packed_block_are_refused_where_nobody_says_whose_is_what(
+    engine_id: str,
+) -> None:
+    with pytest.raises(kvstrata.ConfigError, match="KVStrataConnector"):
+        make_spec(engine_id, group_ids=(0, 1), **BLOCKS_FIRST).get_worker(packed_caches(2))
+    make_spec(engine_id, **BLOCKS_FIRST).get_worker(packed_caches(1)).shutdown()
+
+
+def test_groups_of_one_layer_that_overlay_one_tensor_are_not_taken_for_a_packed_block(
+    engine_id: str,
+) -> None:
+    spec = make_spec(engine_id, group_ids=(0, 1), kv_cache_layout="LBHNC")
+    caches = packed_caches(2)
+    worker: Any = spec.get_worker(caches)
+    job = GPULoadStoreSpec([3, 5], group_sizes=[1, 1], block_indices=[0, 0])
+    worker.submit_store(1, job, CPULoadStoreSpec([0, 1]))
+    arena = worker._region.base_tensor.view(-1, 2 * PAGE)
+    assert torch.equal(arena[:2], caches.tensors[0].tensor[[3, 5]])
+    worker.shutdown()
 
 
 def test_nothing_of_ours_stays_in_shared_memory(engine_id: str) -> None:

@@ -255,7 +255,7 @@ fn what_lies_in_the_way_of_a_file_is_an_error_and_never_blocks() {
 }
 
 #[test]
-fn a_thousand_mixed_operations_complete_once_each_and_none_touches_anothers_row() {
+fn a_thousand_mixed_operations_complete_once_each_and_none_touches_a_row_of_another() {
     const ROW: usize = 16384;
     const COUNT: u64 = 500;
     with_every_engine(|case| {

@@ -1,7 +1,6 @@
 //! The disk tier through its public API, on real files.
 #![expect(
     clippy::unwrap_used,
-    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "a test fails where these fail"
 )]
@@ -14,7 +13,7 @@ use std::time::Duration;
 use kvstrata_core::error::ErrorKind;
 use kvstrata_core::job::Outcome;
 use kvstrata_core::key::Key;
-use kvstrata_core::tier::Tier;
+use kvstrata_core::tier::{Seams, Tier};
 use kvstrata_testkit::memory::leaked_arena;
 use tempfile::TempDir;
 use tier_support::{Harness, ROW_BYTES, key, keys, options, row_files};
@@ -296,7 +295,7 @@ fn a_second_tier_on_a_root_is_refused_and_told_who_holds_it() {
     let second = Tier::open_shared(
         options(root.path(), ROW_BYTES, CAPACITY),
         arena,
-        Default::default(),
+        Seams::default(),
     );
     let error = second.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
@@ -368,7 +367,7 @@ fn an_unusable_root_that_is_not_required_misses_and_is_opened_later() {
     assert_eq!(harness.store(&keys(0..2)), all(Outcome::Ok, 2));
     own.row_bytes.clear();
     let arena = leaked_arena(8, 0).unwrap();
-    let refused = Tier::open_shared(own, arena, Default::default());
+    let refused = Tier::open_shared(own, arena, Seams::default());
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Config);
 }
 

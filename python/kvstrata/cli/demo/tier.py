@@ -12,9 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstrata.vllm.tiers import KVStrataDiskTier
-
 from kvstrata.cli.demo.replacer import RowReplacer
+from kvstrata.vllm.tiers import KVStrataDiskTier
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob

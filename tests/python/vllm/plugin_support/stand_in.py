@@ -87,6 +87,7 @@ class StandInTier:
 
     def wait(self, timeout_s: float) -> list[Result]:
         self._enter("wait", timeout_s)
+        self.holding = False
         return self.poll()
 
     def drain(self) -> None:

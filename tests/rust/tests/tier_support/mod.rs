@@ -1,6 +1,7 @@
 //! A tier over a leaked arena in a temporary root, with payloads derived from keys.
 #![allow(
     dead_code,
+    unreachable_pub,
     clippy::allow_attributes,
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -75,7 +76,7 @@ impl Harness {
     }
 
     pub fn open_with(options: TierOptions, slots: usize, seams: Seams) -> Self {
-        let row_bytes = *options.row_bytes.values().max().unwrap() as usize;
+        let row_bytes = usize::try_from(*options.row_bytes.values().max().unwrap()).unwrap();
         let arena = leaked_arena(slots * row_bytes, 0).unwrap();
         let tier = Tier::open_shared(options, Arc::clone(&arena), seams).unwrap();
         Self {
