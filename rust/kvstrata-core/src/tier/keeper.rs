@@ -6,7 +6,7 @@ use crate::job::{JobKind, Outcome};
 use crate::sys::sync::{Arc, lock, wait, wait_timeout};
 use crate::tier::disk::DiskTier;
 use crate::tier::request::Request;
-use crate::tier::state::Phase;
+use crate::tier::state::{Flight, Phase};
 
 /// How often the engine is asked again while operations are overdue: it replaces stuck threads.
 const OVERDUE_INTERVAL: Duration = Duration::from_millis(200);
@@ -44,13 +44,13 @@ impl DiskTier {
                 );
             }
             if !due.is_empty() {
+                state.overdue = true;
                 return Some(due);
             }
             let next = state.deadlines.front().map(|front| front.deadline);
-            let overdue = state
-                .flights
-                .values()
-                .any(|flight| flight.request.deadline <= now);
+            let late = |flight: &Flight| flight.request.deadline <= now;
+            let overdue = state.overdue && state.flights.values().any(late);
+            state.overdue = overdue;
             state = match (next, overdue) {
                 (None, false) => wait(&self.watch, state),
                 (_, true) => {

@@ -42,12 +42,14 @@ impl DiskTier {
         if request.items.is_empty() {
             return Ok(());
         }
-        state.watch(&request);
+        let watch = state.watch(&request);
         let (rows, misses) = self.pin_rows(&mut state, &request);
         self.settle(&mut state, &request, &misses, None);
         let operations = self.load_operations(&mut state, &request, rows);
         drop(state);
-        self.watch.notify_one();
+        if watch {
+            self.watch.notify_one();
+        }
         if let Ok(engine) = self.engine() {
             engine.submit(operations);
         }

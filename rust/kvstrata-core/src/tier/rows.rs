@@ -26,6 +26,7 @@ pub(crate) struct Rows {
     /// Rows whose table entry on disk is not zero although they are not occupied.
     stale: Vec<u64>,
     free: u32,
+    occupied: u32,
     cursor: usize,
 }
 
@@ -37,6 +38,7 @@ impl Rows {
             uses: vec![FREE; length],
             stale: vec![0; length.div_ceil(64)],
             free: count,
+            occupied: 0,
             cursor: 0,
         }
     }
@@ -44,6 +46,11 @@ impl Rows {
     /// Number of free rows.
     pub(crate) const fn free(&self) -> u32 {
         self.free
+    }
+
+    /// Number of occupied rows.
+    pub(crate) const fn occupied(&self) -> u32 {
+        self.occupied
     }
 
     /// The use of a row; rows past the end count as retired.
@@ -71,8 +78,10 @@ impl Rows {
         if *place == RETIRED {
             return;
         }
-        if *place == FREE {
-            self.free = self.free.saturating_sub(1);
+        match *place {
+            FREE => self.free = self.free.saturating_sub(1),
+            RESERVED => {}
+            _ => self.occupied = self.occupied.saturating_sub(1),
         }
         *place = match new {
             RowUse::Free => {
@@ -80,7 +89,10 @@ impl Rows {
                 FREE
             }
             RowUse::Reserved => RESERVED,
-            RowUse::Occupied(entry) => entry.0,
+            RowUse::Occupied(entry) => {
+                self.occupied = self.occupied.saturating_add(1);
+                entry.0
+            }
             RowUse::Retired => RETIRED,
         };
     }
@@ -185,5 +197,8 @@ mod tests {
         rows.set_stale(69, false);
         assert!(!rows.is_stale(69));
         assert_eq!(rows.occupants().collect::<Vec<_>>(), [EntryId(5)]);
+        assert_eq!(rows.occupied(), 1);
+        rows.set(69, RowUse::Retired);
+        assert_eq!(rows.occupied(), 0);
     }
 }

@@ -96,6 +96,8 @@ pub(crate) struct State {
     pub(crate) clears: Vec<RowPlace>,
     /// Jobs by deadline.
     pub(crate) deadlines: VecDeque<Arc<Request>>,
+    /// Whether operations may be past their deadline and still with the kernel.
+    pub(crate) overdue: bool,
     /// Epoch in which rows are stored and found.
     pub(crate) epoch: u32,
     /// A reset that could not be recorded: nothing is served or stored until one is.
@@ -123,6 +125,7 @@ impl State {
             writing: HashMap::new(),
             clears: Vec::new(),
             deadlines: VecDeque::new(),
+            overdue: false,
             epoch,
             reset_failed: false,
             next_counter: 1,
@@ -192,11 +195,13 @@ impl State {
             .map_or_else(Vec::new, |writing| writing.followers)
     }
 
-    /// Remembers when a job's operations are to be given up.
-    pub(crate) fn watch(&mut self, request: &Arc<Request>) {
+    /// Remembers when a job's operations are to be given up; says whether the keeper, which
+    /// sleeps until the earliest deadline, must be told.
+    pub(crate) fn watch(&mut self, request: &Arc<Request>) -> bool {
         while self.deadlines.front().is_some_and(|front| front.is_done()) {
             self.deadlines.pop_front();
         }
         self.deadlines.push_back(Arc::clone(request));
+        self.deadlines.len() == 1
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::key::GroupId;
 use crate::sys::sync::lock;
-use crate::tier::disk::{DiskTier, count};
+use crate::tier::disk::DiskTier;
 
 impl DiskTier {
     /// Counters and gauges; units are in the names, keys and rows where there is none.
@@ -43,7 +43,7 @@ impl DiskTier {
         for (class, files) in inventory.classes() {
             let (mut occupied, mut capacity, mut stride_bytes) = (0_u64, 0_u64, 0_u64);
             for container in files.files.iter().filter_map(|id| inventory.container(*id)) {
-                occupied += count(container.rows.occupants().count());
+                occupied += u64::from(container.rows.occupied());
                 capacity += u64::from(container.row_file.geometry.row_count());
                 stride_bytes = container.row_file.geometry.row_stride_bytes();
             }

@@ -54,7 +54,7 @@ impl DiskTier {
             self.settle_rest(&mut state, &request, 0, Outcome::Dropped, reason);
             return Ok(());
         }
-        state.watch(&request);
+        let watch = state.watch(&request);
         let epoch = state.epoch;
         state.queued.push_back(QueuedStore {
             request,
@@ -64,7 +64,9 @@ impl DiskTier {
         });
         drop(state);
         self.work.notify_one();
-        self.watch.notify_one();
+        if watch {
+            self.watch.notify_one();
+        }
         Ok(())
     }
 
