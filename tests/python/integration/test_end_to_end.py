@@ -41,16 +41,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def _orphaned_shared_memory(before: set[Path]) -> set[Path]:
     """New regions that no process maps: another engine on this machine may have its own."""
     deadline = time.monotonic() + 20
-    while True:
+    orphans = set(Path("/dev/shm").iterdir()) - before
+    while orphans and time.monotonic() < deadline:
         maps = ""
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 maps += (entry / "maps").read_text(errors="replace")
-        new = set(Path("/dev/shm").iterdir()) - before
-        orphans = {path for path in new if f"{path}\n" not in maps}
-        if not orphans or time.monotonic() > deadline:
-            return orphans
+        orphans = {path for path in orphans if path.exists() and f"{path}\n" not in maps}
         time.sleep(1)
+    return orphans
 
 
 def _processes_that_name(text: str) -> list[str]:
