@@ -26,7 +26,7 @@ LABELS = ("tier",)
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of `tier.stats()` under vLLM's name for it. A counter only grows."""
+    """A number of `tier.stats()`, at a dotted key, under vLLM's name. A counter only grows."""
 
     key: str
     name: str
@@ -34,13 +34,38 @@ class Metric:
     documentation: str
 
 
+def _counter(key: str, documentation: str) -> Metric:
+    return Metric(key, _name(key), "counter", documentation)
+
+
+def _gauge(key: str, documentation: str) -> Metric:
+    return Metric(key, _name(key), "gauge", documentation)
+
+
+def _name(key: str) -> str:
+    return "vllm:kvstrata_tier_" + key.replace(".", "_")
+
+
 METRICS = (
-    Metric(
-        "faults", "vllm:kvstrata_tier_faults", "counter", "Exceptions the tier's guard held back."
-    ),
-    Metric(
-        "disabled", "vllm:kvstrata_tier_disabled", "gauge", "1 where the tier persists nothing."
-    ),
+    _gauge("disabled", "1 where the tier persists nothing, else 0."),
+    _gauge("rows", "Rows in the tier."),
+    _gauge("payload_bytes", "Bytes of KV data in the tier."),
+    _gauge("used_bytes", "Bytes the tier's files take on disk."),
+    _gauge("capacity_bytes", "Bytes the tier's files may take."),
+    _counter("faults", "Exceptions that the plug-in's guard held back."),
+    _counter("errors", "Errors of the tier that were logged, or held back by the log's limit."),
+    _counter("bytes_stored", "Bytes of KV data stored."),
+    _counter("bytes_loaded", "Bytes of KV data loaded and verified."),
+    _counter("bytes_written", "Bytes handed to the device for rows, padding included."),
+    _counter("evicted_rows", "Rows that made room for others."),
+    _counter("corrupt_rows", "Rows whose bytes were not those stored; answered as misses."),
+    _counter("torn_rows", "The same, for rows that a crash cut short."),
+    _counter("store_outcomes.no_space", "Keys not stored for want of space."),
+    _counter("store_outcomes.dropped", "Keys not stored because too much was queued, or reset."),
+    _counter("store_outcomes.io_error", "Keys not stored because of a device error."),
+    _counter("load_outcomes.miss", "Keys that were gone when their load began."),
+    _counter("load_outcomes.io_error", "Keys not loaded because of a device error."),
+    _counter("load_outcomes.timeout", "Keys not loaded before the deadline."),
 )
 
 
@@ -78,7 +103,7 @@ class TierMetrics:
         values = snapshot()
         stats = OffloadingConnectorStats()
         for metric in METRICS:
-            value = values.get(metric.key)
+            value = _pick(values, metric.key)
             if not isinstance(value, (int, float)):
                 continue
             if metric.kind == "gauge":
@@ -89,3 +114,11 @@ class TierMetrics:
             if change > 0:
                 stats.increase_counter(metric.name, change, self._labels)
         return None if stats.is_empty() else stats
+
+
+def _pick(values: Mapping[str, Any], key: str) -> object:
+    """The value under a dotted key, `None` where a part of the way is missing."""
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found

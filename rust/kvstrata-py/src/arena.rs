@@ -42,14 +42,20 @@ impl FromPyObject<'_, '_> for ArenaBuffer {
         if held.len_bytes() == 0 {
             return Err(refuse("is empty"));
         }
-        #[expect(unsafe_code, reason = "the arena is the caller's memory, known by address")]
+        #[expect(
+            unsafe_code,
+            reason = "the arena is the caller's memory, known by address"
+        )]
         // SAFETY: the held buffer keeps the `len_bytes()` bytes at `buf_ptr()` allocated, in place
         // and writable (checked above) until it is released, which `Handle` does only after the
         // core's `close` returned success, after which the core touches no arena byte; in every
         // other case `Handle` leaks the buffer. Python leaves no byte of a buffer uninitialised.
         let arena = unsafe { Arena::new(held.buf_ptr().cast(), held.len_bytes()) };
         let arena = arena.ok_or_else(|| refuse("has no memory"))?;
-        Ok(Self { arena, buffer: held })
+        Ok(Self {
+            arena,
+            buffer: held,
+        })
     }
 }
 

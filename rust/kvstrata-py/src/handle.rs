@@ -11,6 +11,7 @@ use kvstrata_core::tier::Tier;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use pyo3::wrap_pyfunction;
 
 use crate::error::{exception, raised};
@@ -146,6 +147,28 @@ pub(crate) fn close_at_exit(py: Python<'_>) -> PyResult<()> {
     py.import("atexit")?
         .call_method1("register", (close,))
         .map(drop)
+}
+
+/// Has a forked child let its parent's roots go.
+pub(crate) fn leave_roots_after_fork(py: Python<'_>) -> PyResult<()> {
+    let hooks = PyDict::new(py);
+    hooks.set_item("after_in_child", wrap_pyfunction!(leave_roots, py)?)?;
+    py.import("os")?
+        .call_method("register_at_fork", (), Some(&hooks))
+        .map(drop)
+}
+
+#[pyfunction(name = "_leave_roots")]
+fn leave_roots() {
+    // Another thread of the parent may have had the lock; it will not return it here.
+    let Ok(mut open) = OPEN.try_lock() else {
+        return;
+    };
+    for handle in open.drain(..).filter_map(|handle| handle.upgrade()) {
+        if !handle.is_closed() {
+            handle.tier.leave_root_to_parent();
+        }
+    }
 }
 
 #[pyfunction(name = "_close_open_tiers")]

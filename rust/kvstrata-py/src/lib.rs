@@ -35,6 +35,7 @@ mod _native {
 
     #[pymodule_init]
     fn initialise(py: Python<'_>) -> PyResult<()> {
-        crate::handle::close_at_exit(py)
+        crate::handle::close_at_exit(py)?;
+        crate::handle::leave_roots_after_fork(py)
     }
 }

@@ -213,7 +213,7 @@ def test_waiting_lets_other_threads_run(tmp_path: Path) -> None:
 def test_a_full_disk_skips_stores_and_keeps_the_older_rows(small_disk: Path) -> None:
     run(
         """
-        tier = open_tier(capacity="1GiB")
+        tier = open_tier(capacity="4MiB")
         first = run(tier, "store", range(4))
         assert first.success, first
         filler = open(os.path.join(sys.argv[1], "..", "filler"), "wb", buffering=0)

@@ -148,7 +148,9 @@ impl FileCache {
     /// is locked is being opened or looked at: it is not the one to close.
     fn close_down_to(open: &mut MutexGuard<'_, Vec<(Weak<DataFile>, Direct)>>, keep: usize) {
         open.retain(|(file, _)| file.strong_count() > 0);
-        open.sort_by_key(|(file, direct)| {
+        // Each key is read once: other threads use files meanwhile, and an order that changes while
+        // it is sorted by ends in a panic.
+        open.sort_by_cached_key(|(file, direct)| {
             let file = file.upgrade();
             file.map_or(0, |file| {
                 file.slot(*direct).last_use.load(Ordering::Relaxed)

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 use std::thread;
 
 pub use std::sync::atomic;
@@ -14,6 +14,16 @@ pub use std::thread::JoinHandle;
 /// would stop its engine too.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the lock if nobody has it, poisoned or not. For a forked child, in which the thread that
+/// has a lock may not exist.
+pub fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Waits on `condvar` until it is notified (or wakes on its own), poisoned or not.

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::Outcome;
-use crate::sys::sync::{lock, wait_timeout};
+use crate::sys::sync::{lock, try_lock, wait_timeout};
 use crate::tier::disk::DiskTier;
 use crate::tier::state::Phase;
 
@@ -40,8 +40,18 @@ impl DiskTier {
             ));
         }
         self.stop_threads(left().max(Duration::from_secs(1)));
-        drop(lock(&self.root_lock).take());
+        if let Some(root_lock) = lock(&self.root_lock).take() {
+            // A child forked meanwhile has a copy of the descriptor: closing ours would not do.
+            // Nothing else can fail here than an interrupted call, which is repeated.
+            let _ = root_lock.unlock();
+        }
         Ok(())
+    }
+
+    /// In a forked child: closes the child's copy of the root's lock, which would keep the root
+    /// from others after the parent has ended. The parent keeps the lock.
+    pub(super) fn leave_root_to_parent(&self) {
+        drop(try_lock(&self.root_lock).and_then(|mut root_lock| root_lock.take()));
     }
 
     fn give_up_queued(&self) {

@@ -213,7 +213,11 @@ impl DiskTier {
                 busy: false,
             });
         }
-        self.end_load(&mut state, flight, &settlements, None);
+        let corrupt = settlements
+            .iter()
+            .any(|settled| settled.outcome == Outcome::Corrupt);
+        let error = corrupt.then_some("a row's bytes are not those that were stored");
+        self.end_load(&mut state, flight, &settlements, error);
     }
 
     /// Compares a row in its slot with its checksum, which covers namespace, key and length.

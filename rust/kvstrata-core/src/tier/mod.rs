@@ -38,7 +38,7 @@ use crate::key::Key;
 use crate::metrics::Metrics;
 use crate::notice::{Notice, Notices};
 use crate::sys::clock::{Clock, SystemClock};
-use crate::sys::sync::{Arc, Mutex, lock};
+use crate::sys::sync::{Arc, Mutex, lock, try_lock};
 use crate::tier::disk::{DiskTier, Surroundings, closed};
 use crate::tier::pending::Pending;
 
@@ -359,6 +359,21 @@ impl Tier {
     /// Log lines kept since the last call; also of a closed tier.
     pub fn take_notices(&self) -> Vec<Notice> {
         self.around.notices.take()
+    }
+
+    /// For a forked child, which must call nothing else: lets the root go, so that the child does
+    /// not keep it from others when its parent has ended. Changes nothing for the parent.
+    pub fn leave_root_to_parent(&self) {
+        let tier = try_lock(&self.inner).and_then(|inner| match &*inner {
+            Inner::Ready(tier) => Some(Arc::clone(tier)),
+            Inner::Closed(stuck) => stuck.clone(),
+            Inner::Pending(_) => None,
+        });
+        if let Some(tier) = tier {
+            tier.leave_root_to_parent();
+            // The parent's threads, which this handle would wait for, are not in this process.
+            core::mem::forget(tier);
+        }
     }
 
     /// Closes the tier. After success it does nothing; after `Busy` it tries again.

@@ -10,6 +10,7 @@ use crate::format::geometry::Geometry;
 use crate::format::superblock::{FileId, Superblock};
 use crate::index::RowPlace;
 use crate::io::file::{DataFile, FileCache};
+use crate::key::GroupId;
 use crate::namespace::layout;
 use crate::notice::Level;
 use crate::sys::fs::{Access, Direct, Directory};
@@ -22,6 +23,9 @@ use crate::tier::rows::Rows;
 
 /// A group's share of the capacity is cut into this many files.
 pub(crate) const FILES_PER_GROUP: u64 = 32;
+
+/// A file is made this many times smaller at most where little space is left.
+const FILE_SHRINK_MAX: u64 = 64;
 
 /// Most files that other groups give back for one new file.
 const GIVE_BACK_MAX: u32 = 8;
@@ -221,17 +225,17 @@ impl DiskTier {
     /// Adds a row file for a class if the limits allow it.
     fn grow(&self, space: &mut Space, class: Class) -> Growth {
         let state = lock(&self.state);
-        let Some(files) = state.inventory.class(class) else {
+        let Some((group, row_bytes)) = state
+            .inventory
+            .class(class)
+            .map(|files| (files.group, files.row_bytes))
+        else {
             return Growth::Failed;
         };
-        let geometry = Geometry::for_budget(files.group, files.row_bytes, space.file_bytes);
         drop(state);
-        let Ok(geometry) = geometry else {
-            return Growth::Failed;
-        };
-        if !self.make_room(space, geometry.file_bytes()) {
+        let Some(geometry) = self.fitting(space, group, row_bytes) else {
             return Growth::Limited;
-        }
+        };
         match self.create_file(space, class, geometry) {
             Ok(Some(container)) => {
                 space.used_bytes = space.used_bytes.saturating_add(container.allocated_bytes);
@@ -243,6 +247,27 @@ impl DiskTier {
                 let path = space.root.path().to_path_buf();
                 self.space_error(&path, &error);
                 Growth::Failed
+            }
+        }
+    }
+
+    /// The shape of the next file: of the usual size, or smaller where that does not fit, but not
+    /// so small that a nearly full disk fills with tiny files.
+    fn fitting(&self, space: &mut Space, group: GroupId, row_bytes: u64) -> Option<Geometry> {
+        let mut budget = space.file_bytes;
+        let mut last = None;
+        loop {
+            let geometry = Geometry::for_budget(group, row_bytes, budget).ok()?;
+            if last == Some(geometry.row_count()) {
+                return None;
+            }
+            if self.make_room(space, geometry.file_bytes()) {
+                return Some(geometry);
+            }
+            last = Some(geometry.row_count());
+            budget /= 2;
+            if budget < space.file_bytes / FILE_SHRINK_MAX {
+                return None;
             }
         }
     }

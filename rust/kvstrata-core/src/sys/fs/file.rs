@@ -214,6 +214,11 @@ impl File {
         }
     }
 
+    /// Gives the exclusive lock back, also where a forked child still has a copy of the descriptor.
+    pub fn unlock(&self) -> io::Result<()> {
+        Ok(retry_on_intr(|| flock(&self.fd, FlockOperation::Unlock))?)
+    }
+
     /// The alignment of direct I/O, where the kernel (6.1 on) and file system state one.
     pub fn direct_alignment(&self) -> Option<DirectAlignment> {
         let stat = statx(&self.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
