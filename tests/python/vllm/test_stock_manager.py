@@ -321,16 +321,18 @@ def test_stored_rows_are_announced_once_where_events_are_on(
     stack.manager.shutdown()
 
 
-def test_every_metric_that_is_emitted_was_declared(
-    opener: Opener, engine_id: str, url: str
-) -> None:
+def test_every_metric_that_is_emitted_was_declared(any_tier: str, engine_id: str, url: str) -> None:
     entry = disk_entry(url)
     stack = open_stack(engine_id, entry)
     declared = TieringOffloadingSpec.build_metric_definitions({"secondary_tiers": [entry]})
     stack.store(stack.request("a"), {key(1): 7})
     stack.settle()
+    stack.tier._metrics._due = 0.0
     stats = stack.manager.get_stats()
     assert stats is not None
+    if any_tier == "native":
+        stored = stats.data["data"]["vllm:kvstrata_tier_bytes_stored"]
+        assert stored == {("kvstrata_disk",): stack.view.shape[1]}
     names = set(stats.data["data"])
     assert any("kvstrata" in name for name in names)
     assert names <= set(declared)
