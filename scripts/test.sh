@@ -91,6 +91,7 @@ group_engine() {
 }
 
 group_long() {
+    step "stubs are as generated" scripts/stubs.sh --check
     step "environment: all" scripts/env.sh tools vllm wheel
     step "rust tests without debug assertions" cargo test --locked --quiet --workspace \
         --exclude kvstrata-py --profile testrelease -- --include-ignored

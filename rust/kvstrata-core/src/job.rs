@@ -261,6 +261,19 @@ impl JobTable {
         self.changed.notify_all();
     }
 
+    /// Positions of a running job that have no outcome yet.
+    pub fn open_positions(&self, job_id: JobId) -> Vec<usize> {
+        let table = lock(&self.table);
+        let outcomes = table.running.get(&job_id).map(|job| job.outcomes.iter());
+        outcomes
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .filter(|(_, outcome)| outcome.is_none())
+            .map(|(position, _)| position)
+            .collect()
+    }
+
     /// Takes all finished jobs and clears the eventfd.
     pub fn poll(&self) -> Vec<JobResult> {
         let mut table = lock(&self.table);

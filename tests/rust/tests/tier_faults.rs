@@ -326,3 +326,48 @@ fn a_panic_in_the_engine_ends_jobs_and_keeps_the_tier_answering() {
     assert_eq!(faulty.harness.found(&own), [false; 4]);
     assert_eq!(faulty.harness.stat("retired_rows"), 0);
 }
+
+/// The machine's clock, but asking it for an access time on the writer thread panics once armed.
+#[derive(Debug, Default)]
+struct PanicsOnWriter {
+    armed: std::sync::atomic::AtomicBool,
+}
+
+impl kvstrata_core::sys::clock::Clock for PanicsOnWriter {
+    fn now(&self) -> std::time::Instant {
+        std::time::Instant::now()
+    }
+
+    fn unix_seconds(&self) -> u32 {
+        let writer = std::thread::current().name() == Some("kvstrata-writer");
+        let now = writer && self.armed.swap(false, std::sync::atomic::Ordering::SeqCst);
+        assert!(!now, "on purpose");
+        1
+    }
+
+    fn sleep(&self, duration: Duration) {
+        std::thread::sleep(duration);
+    }
+}
+
+#[test]
+fn a_panic_of_the_writer_ends_every_store_and_loads_go_on() {
+    let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let clock = Arc::new(PanicsOnWriter::default());
+    let seams = Seams {
+        clock: Arc::<PanicsOnWriter>::clone(&clock),
+        ..Seams::default()
+    };
+    let mut harness = Harness::open_with(options(root.path(), ROW_BYTES, CAPACITY), 1000, seams);
+    assert_eq!(harness.store(&keys(0..4)), [Outcome::Ok; 4]);
+    clock.armed.store(true, std::sync::atomic::Ordering::SeqCst);
+    let first = harness.begin_store(&keys(10..900));
+    let result = harness.result(first);
+    assert_eq!(result.outcomes, vec![Outcome::Dropped; 890]);
+    assert_eq!(harness.store(&keys(2000..2004)), [Outcome::Dropped; 4]);
+    assert_eq!(harness.load(&keys(0..4)), [Outcome::Ok; 4]);
+    assert_eq!(harness.load(&keys(10..14)), [Outcome::Miss; 4]);
+    assert_eq!(harness.tier.stats().unwrap()["health"], "poisoned");
+    harness.tier.drain().unwrap();
+    harness.tier.close(Duration::from_secs(10)).unwrap();
+}

@@ -39,7 +39,10 @@ impl DiskTier {
                 "the kernel still owns bytes of the arena; close again later",
             ));
         }
-        self.stop_threads(left().max(Duration::from_secs(1)));
+        if !self.stop_threads(left().max(Duration::from_secs(1))) {
+            // A write of ours may still land: the root stays ours until the process ends.
+            return Ok(());
+        }
         if let Some(root_lock) = lock(&self.root_lock).take() {
             // A child forked meanwhile has a copy of the descriptor: closing ours would not do.
             // Nothing else can fail here than an interrupted call, which is repeated.
@@ -69,8 +72,8 @@ impl DiskTier {
     }
 
     /// Lets the writer write down what a restart should know, then joins both threads. A thread
-    /// that hangs in the file system is left behind: it touches no arena.
-    fn stop_threads(&self, timeout: Duration) {
+    /// that hangs in the file system is left behind: it touches no arena. Says whether both ended.
+    fn stop_threads(&self, timeout: Duration) -> bool {
         let clock = &self.around.clock;
         let begun = clock.now();
         let mut state = lock(&self.state);
@@ -80,7 +83,7 @@ impl DiskTier {
         while !state.writer_done {
             let left = timeout.saturating_sub(clock.now().saturating_duration_since(begun));
             if left.is_zero() {
-                return;
+                return false;
             }
             state = wait_timeout(&self.done, state, left);
         }
@@ -90,5 +93,6 @@ impl DiskTier {
             // The bodies catch their own panics.
             let _ = thread.join();
         }
+        true
     }
 }

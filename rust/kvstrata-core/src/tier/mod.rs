@@ -1,5 +1,6 @@
 //! Tiers: where rows are stored, and the one type the binding knows.
 
+mod arguments;
 mod close;
 mod container;
 mod disk;

@@ -8,7 +8,8 @@ use crate::job::{JobId, JobKind, Outcome};
 use crate::key::Key;
 use crate::notice::Level;
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, spawn, wait_timeout};
-use crate::tier::disk::{DiskTier, Surroundings, check_arguments, plain};
+use crate::tier::arguments::check_arguments;
+use crate::tier::disk::{DiskTier, Surroundings, plain};
 
 /// Time to the first new attempt; doubled after each.
 const RETRY_FIRST: Duration = Duration::from_secs(1);

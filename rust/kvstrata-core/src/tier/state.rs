@@ -86,6 +86,10 @@ pub(crate) struct State {
     pub(crate) flights: HashMap<OperationId, Flight>,
     /// Stores not planned yet.
     pub(crate) queued: VecDeque<QueuedStore>,
+    /// The stores whose entries the writer thread is writing.
+    pub(crate) entering: Vec<Arc<Request>>,
+    /// The store that the writer thread is planning.
+    pub(crate) planning: Option<Arc<Request>>,
     /// Payload bytes of stores that are not settled.
     pub(crate) store_bytes_open: u64,
     /// Rows written whose entries are not.
@@ -120,6 +124,8 @@ impl State {
             inventory,
             flights: HashMap::new(),
             queued: VecDeque::new(),
+            entering: Vec::new(),
+            planning: None,
             store_bytes_open: 0,
             written: Vec::new(),
             writing: HashMap::new(),

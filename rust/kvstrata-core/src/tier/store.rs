@@ -277,7 +277,14 @@ impl DiskTier {
     pub(super) fn complete_store(&self, flight: Flight, completion: &Completion) {
         match &completion.result {
             Ok(()) => {
-                lock(&self.state).written.push(flight);
+                let mut state = lock(&self.state);
+                if self.is_poisoned() {
+                    // Nobody writes entries any more: the rows hold nothing.
+                    self.end_store(&mut state, &flight, |_| Outcome::Dropped, Some("poisoned"));
+                    return;
+                }
+                state.written.push(flight);
+                drop(state);
                 self.work.notify_one();
             }
             Err(failure) => self.settle_write_failure(&flight, *failure),

@@ -7,10 +7,11 @@ use crate::index::RowPlace;
 use crate::job::Outcome;
 use crate::notice::Level;
 use crate::sys::sync::{Arc, atomic::Ordering, lock, wait};
-use crate::tier::disk::DiskTier;
+use crate::tier::disk::{DiskTier, plain};
 use crate::tier::inventory::NewRow;
+use crate::tier::request::Request;
 use crate::tier::rows::RowUse;
-use crate::tier::state::{Flight, FlightRow, Phase, QueuedStore};
+use crate::tier::state::{Flight, FlightRow, Phase, QueuedStore, State};
 
 /// What the writer does next.
 #[derive(Debug)]
@@ -30,13 +31,14 @@ impl DiskTier {
     pub(super) fn write_loop(&self) {
         let ended = catch_unwind(AssertUnwindSafe(|| {
             loop {
-                match self.next_work() {
+                let work = self.next_work();
+                self.give_back_lost_files();
+                match work {
                     Work::Entries(flights) => self.write_entries(flights),
                     Work::Clears(places) => self.clear_rows(&places),
                     Work::Plan(store) => self.plan_or_requeue(store),
                     Work::Stop => break,
                 }
-                self.give_back_lost_files();
             }
             self.flush();
         }));
@@ -49,9 +51,15 @@ impl DiskTier {
 
     fn next_work(&self) -> Work {
         let mut state = lock(&self.state);
+        state.entering.clear();
         loop {
             if !state.written.is_empty() {
-                return Work::Entries(core::mem::take(&mut state.written));
+                let written = core::mem::take(&mut state.written);
+                state.entering = written
+                    .iter()
+                    .map(|flight| Arc::clone(&flight.request))
+                    .collect();
+                return Work::Entries(written);
             }
             if !state.clears.is_empty() {
                 return Work::Clears(core::mem::take(&mut state.clears));
@@ -67,9 +75,13 @@ impl DiskTier {
     }
 
     fn plan_or_requeue(&self, store: QueuedStore) {
-        if let Some(rest) = self.plan_store(store) {
-            // At the front: stores are planned in the order they were asked.
-            lock(&self.state).queued.push_front(rest);
+        lock(&self.state).planning = Some(Arc::clone(&store.request));
+        let rest = self.plan_store(store);
+        let mut state = lock(&self.state);
+        state.planning = None;
+        // At the front: stores are planned in the order they were asked.
+        if let Some(rest) = rest {
+            state.queued.push_front(rest);
         }
     }
 
@@ -284,25 +296,38 @@ impl DiskTier {
             "the writer thread ended by a panic: nothing is stored any more".to_owned()
         });
         let mut state = lock(&self.state);
-        let queued: Vec<_> = state.queued.drain(..).collect();
-        for store in queued {
-            self.settle_rest(
-                &mut state,
-                &store.request,
-                store.next,
-                Outcome::Dropped,
-                "poisoned",
-            );
-        }
+        let queued: Vec<_> = state.queued.drain(..).map(|store| store.request).collect();
         let written = core::mem::take(&mut state.written);
         for flight in written {
             self.end_store(&mut state, &flight, |_| Outcome::Dropped, Some("poisoned"));
         }
+        let planning = state.planning.take();
+        let entering = core::mem::take(&mut state.entering);
+        for request in queued.iter().chain(&planning).chain(&entering) {
+            self.drop_open_keys(&mut state, request);
+        }
+    }
+
+    /// Gives the keys of a store that nobody will settle any more their outcome: those that have
+    /// none and are not with the engine.
+    fn drop_open_keys(&self, state: &mut State, request: &Arc<Request>) {
+        let mut open = self.around.jobs.open_positions(request.job_id);
+        state
+            .flights
+            .values()
+            .filter(|flight| Arc::ptr_eq(&flight.request, request))
+            .flat_map(|flight| &flight.rows)
+            .for_each(|row| open.retain(|position| *position != row.position));
+        let dropped: Vec<_> = open
+            .into_iter()
+            .map(|position| plain(position, Outcome::Dropped))
+            .collect();
+        self.settle(state, request, &dropped, Some("poisoned"));
     }
 }
 
 /// Whether a written row may still be listed.
-fn may_list(state: &crate::tier::state::State, flight: &Flight, row: &FlightRow) -> bool {
+fn may_list(state: &State, flight: &Flight, row: &FlightRow) -> bool {
     flight.epoch == state.epoch
         && !state.reset_failed
         && flight
