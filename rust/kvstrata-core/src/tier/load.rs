@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::eviction::EntryId;
 use crate::format::checksum::row_checksum;
-use crate::io::{Channel, Completion, Direction, Failure, Operation};
+use crate::io::{Completion, Failure};
 use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
 use crate::notice::Level;
@@ -45,14 +45,13 @@ impl DiskTier {
         let watch = state.watch(&request);
         let (rows, misses) = self.pin_rows(&mut state, &request);
         self.settle(&mut state, &request, &misses, None);
-        let operations = self.load_operations(&mut state, &request, rows);
+        let (runs, epoch) = (plan::runs(rows, &state.inventory), state.epoch);
+        let operations = self.launch(&mut state, &request, runs, epoch);
         drop(state);
         if watch {
             self.watch.notify_one();
         }
-        if let Ok(engine) = self.engine() {
-            engine.submit(operations);
-        }
+        self.submit(operations);
         Ok(())
     }
 
@@ -88,58 +87,6 @@ impl DiskTier {
         (rows, misses)
     }
 
-    /// One operation per run of neighbouring rows; each is entered as a flight.
-    fn load_operations(
-        &self,
-        state: &mut State,
-        request: &Arc<Request>,
-        rows: Vec<FlightRow>,
-    ) -> Vec<Operation> {
-        let mut operations = Vec::new();
-        for run in plan::runs(rows, &state.inventory) {
-            let epoch = state.epoch;
-            if let Some(operation) = self.operation(state, request, &run, Direction::Read) {
-                let flight = Flight {
-                    request: Arc::clone(request),
-                    rows: run,
-                    epoch,
-                    abandoned: false,
-                };
-                state.flights.insert(operation.id, flight);
-                operations.push(operation);
-            }
-        }
-        operations
-    }
-
-    /// Builds the operation that moves neighbouring rows between their slots and their file.
-    pub(super) fn operation(
-        &self,
-        state: &mut State,
-        request: &Arc<Request>,
-        run: &[FlightRow],
-        direction: Direction,
-    ) -> Option<Operation> {
-        let first = run.first()?;
-        let row_file = state.inventory.row_file(first.place)?;
-        let file = Arc::clone(&row_file.file);
-        let geometry = row_file.geometry;
-        let padding = match direction {
-            Direction::Read => &self.scratch,
-            Direction::Write => &self.zeros,
-        };
-        let segments = plan::segments(run, &request.items, &geometry, &self.around.arena, padding);
-        Some(Operation {
-            id: state.operation_id(),
-            direction,
-            file,
-            channel: Channel::Rows,
-            offset: geometry.row_offset(first.place.row),
-            segments,
-            deadline: request.deadline,
-        })
-    }
-
     /// Takes a read operation back: verifies each row, splits a failed run, settles the rest.
     pub(super) fn complete_load(&self, flight: Flight, completion: &Completion) {
         match &completion.result {
@@ -155,28 +102,10 @@ impl DiskTier {
 
     fn split_load(&self, flight: Flight) {
         let mut state = lock(&self.state);
-        let mut operations = Vec::new();
-        for row in flight.rows {
-            let request = Arc::clone(&flight.request);
-            let run = vec![row];
-            if let Some(operation) = self.operation(&mut state, &request, &run, Direction::Read) {
-                let epoch = flight.epoch;
-                state.flights.insert(
-                    operation.id,
-                    Flight {
-                        request,
-                        rows: run,
-                        epoch,
-                        abandoned: false,
-                    },
-                );
-                operations.push(operation);
-            }
-        }
+        let alone = flight.rows.into_iter().map(|row| vec![row]).collect();
+        let operations = self.launch(&mut state, &flight.request, alone, flight.epoch);
         drop(state);
-        if let Ok(engine) = self.engine() {
-            engine.submit(operations);
-        }
+        self.submit(operations);
     }
 
     fn settle_read(&self, flight: &Flight) {
@@ -339,7 +268,7 @@ impl DiskTier {
         self.end_load(&mut state, flight, &settlements, Some(error));
     }
 
-    fn end_load(
+    pub(super) fn end_load(
         &self,
         state: &mut State,
         flight: &Flight,

@@ -7,6 +7,7 @@ mod disk;
 mod foreign;
 mod inventory;
 mod keeper;
+mod launch;
 mod load;
 mod open;
 mod pending;

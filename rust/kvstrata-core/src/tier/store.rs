@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::eviction::Class;
 use crate::format::checksum::row_checksum;
 use crate::index::RowPlace;
-use crate::io::{Completion, Direction, Failure, Operation};
+use crate::io::{Completion, Failure};
 use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
 use crate::notice::Level;
@@ -249,28 +249,10 @@ impl DiskTier {
                 counter,
             });
         }
-        let mut operations: Vec<Operation> = Vec::new();
-        for run in plan::runs(rows, &state.inventory) {
-            if let Some(operation) = self.operation(&mut state, request, &run, Direction::Write) {
-                let bytes: usize = operation.segments.iter().map(|part| part.length).sum();
-                self.around.metrics.bytes_written.add(count(bytes));
-                let request = Arc::clone(request);
-                state.flights.insert(
-                    operation.id,
-                    Flight {
-                        request,
-                        rows: run,
-                        epoch,
-                        abandoned: false,
-                    },
-                );
-                operations.push(operation);
-            }
-        }
+        let runs = plan::runs(rows, &state.inventory);
+        let operations = self.launch(&mut state, request, runs, epoch);
         drop(state);
-        if let Ok(engine) = self.engine() {
-            engine.submit(operations);
-        }
+        self.submit(operations);
     }
 
     /// Takes a write operation back: its entries are next, or its rows are free again.
