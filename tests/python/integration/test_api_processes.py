@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+# A shell that runs the tests in the background has them ignore SIGINT, and children inherit that.
 PREAMBLE = """
-import hashlib, mmap, os, sys, time
+import hashlib, mmap, os, signal, sys, time
 import kvstrata
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROW = 65536
 arena = mmap.mmap(-1, 64 * ROW)
@@ -177,12 +180,16 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, call: str) -> None:
         """,
         tmp_path / "kv",
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
-    assert (process.returncode, out) == (0, "interrupted\n"), errors
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+        assert (process.returncode, out) == (0, "interrupted\n"), errors
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_waiting_lets_other_threads_run(tmp_path: Path) -> None:
