@@ -22,7 +22,7 @@ wheel-release: ## Build the wheel for older Linux (glibc 2.17 or newer) into dis
 
 demo: ## Store, restart, reload with a real vLLM, and show it (DEMO_ARGS=--json)
 	@$(ENV) tools vllm wheel
-	@.venv/bin/kvstrata demo $(DEMO_ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE .venv/bin/kvstrata demo $(DEMO_ARGS)
 
 lint: ## Formats, lints, types; changes nothing
 	@scripts/test.sh lint

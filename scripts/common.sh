@@ -21,6 +21,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignor
 # A user's own Python set-up must not leak into the virtual environment.
 unset PYTHONPATH PYTHONHOME
 export PYTHONNOUSERSITE=1
+# Packages are installed without byte code, so the first import of each module must keep it: an
+# engine start that compiles all of torch and vLLM anew takes twice as long.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '%s\n' "$*" >&2; }
 
