@@ -123,7 +123,8 @@ fn scaled(number: &str, scale: u64) -> Option<u64> {
 /// The directory that `url` names: a path or a `file://` URL without a host.
 ///
 /// # Errors
-/// [`crate::error::ErrorKind::Config`] for an empty or relative location and for other schemes.
+/// [`crate::error::ErrorKind::Config`] for an empty location, a `file://` URL with a host or a
+/// relative path, and other schemes.
 pub fn parse_url(url: &str) -> Result<PathBuf> {
     let path = match url.split_once("://") {
         Some(("file", rest)) if rest.starts_with('/') => rest.to_owned(),
