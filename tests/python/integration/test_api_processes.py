@@ -353,3 +353,21 @@ def test_a_forked_child_that_lives_on_does_not_hold_the_root(tmp_path: Path, end
             os.kill(child, signal.SIGKILL)
         parent.kill()
         parent.communicate()
+
+
+def test_a_disk_without_room_for_one_more_byte_still_serves_what_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "kv"
+    run("tier = open_tier(); assert run(tier, 'store', range(8)).success; tier.close()", root)
+    # No file may grow at all: what a full disk does, without a disk to fill.
+    run(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        tier = open_tier()
+        assert run(tier, "load", range(8)).success
+        assert set(run(tier, "store", range(100, 104)).outcomes) == {"no_space"}
+        assert run(tier, "load", range(8)).success
+        tier.close()
+        """,
+        root,
+    )

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use engine_support::Root;
 use kvstrata_core::error::ErrorKind;
 use kvstrata_core::io::Alignment;
-use kvstrata_core::io::probe::probe;
+use kvstrata_core::io::probe::{is_trial_name, probe};
 use kvstrata_core::sys::fs::Direct;
 
 #[test]
@@ -75,5 +75,25 @@ fn a_root_that_takes_no_files_is_refused_by_its_path() {
                 .contains(&root.path().display().to_string()),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn only_the_exact_names_of_trials_are_ours() {
+    for name in [
+        "probe.0123456789abcdef.tmp",
+        "probe.0123456789abcdef.renamed.tmp",
+    ] {
+        assert!(is_trial_name(name), "{name}");
+    }
+    for name in [
+        "probe.notes.tmp",
+        "probe.0123456789abcdef",
+        "probe.0123456789ABCDEF.tmp",
+        "probe.0123456789abcdef.renamed.renamed.tmp",
+        "my.probe.0123456789abcdef.tmp",
+        "probe.tmp",
+    ] {
+        assert!(!is_trial_name(name), "{name}");
     }
 }

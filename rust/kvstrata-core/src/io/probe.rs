@@ -17,6 +17,23 @@ use crate::sys::sync::Arc;
 /// How the names of files that are tried begin; one left by a killed process is rubbish.
 pub const TRIAL_PREFIX: &str = "probe.";
 
+/// Whether `name` is that of a file that is tried: a stranger's is not removed.
+pub fn is_trial_name(name: &str) -> bool {
+    let unique = name
+        .strip_prefix(TRIAL_PREFIX)
+        .and_then(|name| name.strip_suffix(TEMPORARY_SUFFIX))
+        .map(|name| name.strip_suffix(RENAMED_SUFFIX).unwrap_or(name));
+    unique.is_some_and(|unique| {
+        unique.len() == 16
+            && unique
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+/// What the name of a tried file ends in after its renaming, before the suffix of all.
+const RENAMED_SUFFIX: &str = ".renamed";
+
 /// Length of the file that is tried, in bytes.
 const TRIAL_BYTES: u64 = 65536;
 
@@ -155,7 +172,7 @@ pub fn probe(root: &Directory, io_backend: &str) -> Result<Capabilities> {
         .map_err(|errno| cannot("a random number", errno.into()))?;
     let unique = u64::from_le_bytes(random);
     let first = format!("{TRIAL_PREFIX}{unique:016x}{TEMPORARY_SUFFIX}");
-    let second = format!("{TRIAL_PREFIX}{unique:016x}.renamed{TEMPORARY_SUFFIX}");
+    let second = format!("{TRIAL_PREFIX}{unique:016x}{RENAMED_SUFFIX}{TEMPORARY_SUFFIX}");
     let file = match root.create_new(&first, Access::Write, Direct::No) {
         Ok(file) => file,
         Err(error) if is_full(&error) => {

@@ -14,14 +14,16 @@ const ATTEMPTS_MAX: u32 = 64;
 pub struct Epochs {
     directory: Directory,
     current: u32,
+    begun: bool,
 }
 
 impl Epochs {
     /// Opens the record of `namespace`'s epochs; the first epoch, 1, is created when there is none.
     ///
-    /// Whoever then finds a row of a larger epoch than [`Epochs::current`] has found that the
-    /// record was lost: it must [`Epochs::advance`] to one above the largest it found, or rows that
-    /// a reset forgot could come back.
+    /// Whoever then finds a row of a larger epoch than [`Epochs::current`], or any row at all where
+    /// the record was [`Epochs::begun`], has found that the record was lost: it must
+    /// [`Epochs::advance`] to one above the largest it found, or rows that a reset forgot could come
+    /// back.
     ///
     /// # Errors
     /// The kernel's.
@@ -31,12 +33,13 @@ impl Epochs {
         let mut epochs = Self {
             directory,
             current: 0,
+            begun: false,
         };
-        match epochs.recorded()?.into_iter().max() {
-            Some(current) => epochs.current = current,
-            None => {
-                epochs.advance(1)?;
-            }
+        if let Some(current) = epochs.recorded()?.into_iter().max() {
+            epochs.current = current;
+        } else {
+            epochs.advance(1)?;
+            epochs.begun = true;
         }
         Ok(epochs)
     }
@@ -44,6 +47,11 @@ impl Epochs {
     /// The epoch of this process: the newest at open, or the one of its own last advance.
     pub const fn current(&self) -> u32 {
         self.current
+    }
+
+    /// Whether there was no record at open: a new namespace has none, and no rows.
+    pub const fn begun(&self) -> bool {
+        self.begun
     }
 
     /// Starts a new epoch, larger than every one before and at least `at_least`, and makes its

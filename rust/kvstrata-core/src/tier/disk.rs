@@ -138,12 +138,7 @@ impl DiskTier {
         let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
         let mut state = self.open_state()?;
         for fingerprint in fingerprints {
-            if let Some(entry) = state.inventory.index.find(fingerprint) {
-                state.drop_entry(entry);
-            }
-            if let Some(writing) = state.writing.get_mut(&fingerprint) {
-                writing.cancelled = true;
-            }
+            state.remove(fingerprint);
         }
         drop(state);
         self.work.notify_one();

@@ -5,6 +5,7 @@ use std::io;
 use crate::namespace::layout;
 use crate::sys::fs::{Access, Direct, Directory, EntryKind};
 use crate::sys::sync::Arc;
+use crate::tier::root_lock::ROOT_LOCK_NAME;
 
 /// A row file of a namespace that is not the open one.
 #[derive(Debug)]
@@ -42,13 +43,15 @@ pub(crate) fn survey(root: &Directory, own: &str) -> io::Result<Survey> {
             continue;
         };
         match entry.kind {
-            EntryKind::File => survey.other_bytes += small_file_bytes(root, name),
+            EntryKind::File if name == ROOT_LOCK_NAME => {
+                survey.other_bytes += small_file_bytes(root, name);
+            }
             EntryKind::Directory if layout::is_directory_name(name) => {
                 if let Ok(namespace) = root.directory(name) {
                     walk(&namespace, name == own, &mut survey);
                 }
             }
-            EntryKind::Directory | EntryKind::Other => {}
+            EntryKind::File | EntryKind::Directory | EntryKind::Other => {}
         }
     }
     // Taken from the end: the file that was written longest ago goes first.
@@ -73,19 +76,22 @@ fn walk(directory: &Directory, own: bool, survey: &mut Survey) {
         let Some(name) = entry.name.to_str() else {
             continue;
         };
-        match entry.kind {
-            EntryKind::File => survey.other_bytes += small_file_bytes(directory, name),
-            EntryKind::Directory => {
-                let Ok(below) = directory.directory(name) else {
-                    continue;
-                };
-                if name == layout::ROWS_NAME {
-                    walk_groups(&below, own, survey);
-                } else {
-                    walk(&below, own, survey);
+        let below = || directory.directory(name).ok();
+        match (entry.kind, name) {
+            (EntryKind::File, layout::MANIFEST_NAME) => {
+                survey.other_bytes += small_file_bytes(directory, name);
+            }
+            (EntryKind::Directory, layout::ROWS_NAME) => {
+                if let Some(rows) = below() {
+                    walk_groups(&rows, own, survey);
                 }
             }
-            EntryKind::Other => {}
+            (EntryKind::Directory, layout::EPOCHS_NAME) => {
+                // Records of epochs are empty files.
+                let bytes = below().and_then(|epochs| epochs.allocated_bytes().ok());
+                survey.other_bytes += bytes.unwrap_or(0);
+            }
+            _ => {}
         }
     }
 }
@@ -96,6 +102,7 @@ fn walk_groups(rows: &Directory, own: bool, survey: &mut Survey) {
         let Some(group) = entry
             .name
             .to_str()
+            .filter(|name| layout::parse_group_name(name).is_some())
             .and_then(|name| rows.directory(name).ok())
         else {
             continue;

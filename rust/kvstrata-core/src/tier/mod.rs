@@ -13,6 +13,7 @@ mod open;
 mod pending;
 mod plan;
 mod recover;
+mod removals;
 mod request;
 mod root_lock;
 mod row_file;
@@ -321,11 +322,14 @@ impl Tier {
     pub fn reset(&self) -> Result<bool> {
         match self.find()? {
             Found::Ready(tier) => tier.reset(),
-            Found::Pending => match &*lock(&self.inner) {
-                Inner::Pending(pending) => Ok(pending.reset()),
-                Inner::Ready(tier) => tier.reset(),
-                Inner::Closed(_) => Err(closed()),
-            },
+            Found::Pending => {
+                // The lock is not held over I/O: every call takes it.
+                let pending = match &*lock(&self.inner) {
+                    Inner::Pending(pending) => Some(Arc::clone(pending)),
+                    Inner::Ready(_) | Inner::Closed(_) => None,
+                };
+                pending.map_or_else(|| self.reset(), |pending| Ok(pending.reset()))
+            }
         }
     }
 

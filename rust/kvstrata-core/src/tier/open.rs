@@ -18,7 +18,7 @@ use crate::namespace::epoch::Epochs;
 use crate::namespace::manifest::Manifest;
 use crate::namespace::{Namespace, layout};
 use crate::notice::Level;
-use crate::sys::fs::{Directory, EntryKind, ShareMode, TEMPORARY_SUFFIX, fill_random};
+use crate::sys::fs::{Directory, EntryKind, ShareMode, fill_random};
 use crate::sys::sync::{Arc, Condvar, Mutex, OnceLock, Weak, lock, spawn};
 use crate::tier::disk::{DiskTier, Surroundings};
 use crate::tier::foreign;
@@ -198,11 +198,10 @@ pub(crate) fn check_options(options: &TierOptions) -> Result<Manifest> {
 /// Removes the files of probes that were killed.
 fn remove_trials(root: &Directory) {
     for entry in root.entries().unwrap_or_default() {
-        let trial = entry.name.to_str().filter(|name| {
-            entry.kind == EntryKind::File
-                && name.starts_with(probe::TRIAL_PREFIX)
-                && name.ends_with(TEMPORARY_SUFFIX)
-        });
+        let trial = entry
+            .name
+            .to_str()
+            .filter(|name| entry.kind == EntryKind::File && probe::is_trial_name(name));
         if let Some(name) = trial {
             // One that cannot be removed is small, counted and tried again at the next open.
             let _ = root.unlink(name);

@@ -95,8 +95,14 @@ impl Pending {
                     return;
                 }
                 Ok(tier) => {
-                    if attempt.reset && !tier.reset().unwrap_or(false) {
-                        "a reset could not be recorded".clone_into(&mut attempt.last_error);
+                    // The lock is not held over I/O: calls look for the tier under it.
+                    while core::mem::take(&mut attempt.reset) {
+                        drop(attempt);
+                        let recorded = tier.reset().unwrap_or(false);
+                        attempt = lock(&self.attempt);
+                        if !recorded {
+                            "a reset could not be recorded".clone_into(&mut attempt.last_error);
+                        }
                     }
                     self.around.notices.say(Level::Info, "usable", || {
                         format!("the root {} is usable now", self.options.root.display())
@@ -112,7 +118,7 @@ impl Pending {
 
     /// The tier, once it could be opened.
     pub(crate) fn take(&self) -> Option<Arc<DiskTier>> {
-        lock(&self.attempt).opened.take()
+        lock(&self.attempt).opened.clone()
     }
 
     /// Why the last attempt failed.
@@ -120,10 +126,15 @@ impl Pending {
         lock(&self.attempt).last_error.clone()
     }
 
-    /// Remembers a reset. False: nothing is recorded on disk yet.
+    /// Remembers a reset; false while nothing is recorded on disk yet.
     pub(crate) fn reset(&self) -> bool {
-        lock(&self.attempt).reset = true;
-        false
+        let opened = {
+            let mut attempt = lock(&self.attempt);
+            attempt.reset = true;
+            attempt.opened.clone()
+        };
+        // Opened just now, whether anybody has taken it or not: it must not serve what it found.
+        opened.is_some_and(|tier| tier.reset().unwrap_or(false))
     }
 
     /// Enters a job and ends it at once: stores are dropped, loads miss.

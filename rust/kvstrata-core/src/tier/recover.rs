@@ -77,7 +77,7 @@ pub(crate) fn recover(
         .map(|candidate| candidate.entry.epoch)
         .max()
         .unwrap_or(0);
-    if newest > epochs.current() {
+    if newest > epochs.current() || (epochs.begun() && newest > 0) {
         // The record of a reset was lost: nothing stored under any epoch may come back.
         source.around.notices.say(Level::Warning, "epoch", || {
             "the record of the newest epoch is gone; all stored rows are given up".to_owned()

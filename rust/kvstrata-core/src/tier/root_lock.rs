@@ -45,9 +45,15 @@ pub(crate) fn acquire(root: &Directory) -> Result<File> {
         rustix::process::getpid().as_raw_nonzero(),
         node.nodename().to_string_lossy()
     );
-    file.set_length(0)
-        .and_then(|()| file.write_all_at(text.as_bytes(), 0))
-        .map_err(refused)?;
+    // Only for the refusal of others: on a full disk the root is held all the same, by an unknown
+    // process.
+    let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
+    let told = file
+        .write_all_at(text.as_bytes(), 0)
+        .and_then(|()| file.set_length(length));
+    if told.is_err() {
+        let _ = file.set_length(0);
+    }
     Ok(file)
 }
 

@@ -8,6 +8,7 @@ use crate::index::{Fingerprint, RowPlace};
 use crate::io::OperationId;
 use crate::sys::sync::Arc;
 use crate::tier::inventory::Inventory;
+use crate::tier::removals::{Removals, StoreNumber};
 use crate::tier::request::Request;
 
 /// Where a tier is in its life.
@@ -71,6 +72,8 @@ pub(crate) struct QueuedStore {
     pub(crate) next: usize,
     /// Epoch in which it was asked.
     pub(crate) epoch: u32,
+    /// Its position among all stores that were asked.
+    pub(crate) number: StoreNumber,
     /// Store order when it was begun: its own rows are not its victims.
     pub(crate) first_order: Option<u64>,
 }
@@ -94,6 +97,8 @@ pub(crate) struct State {
     pub(crate) store_bytes_open: u64,
     /// Rows written whose entries are not.
     pub(crate) written: Vec<Flight>,
+    /// Keys removed while stores were not planned yet.
+    pub(crate) removals: Removals,
     /// Keys being stored.
     pub(crate) writing: HashMap<Fingerprint, Writing>,
     /// Free rows whose entries are to be cleared soon: removed or corrupt ones.
@@ -128,6 +133,7 @@ impl State {
             planning: None,
             store_bytes_open: 0,
             written: Vec::new(),
+            removals: Removals::default(),
             writing: HashMap::new(),
             clears: Vec::new(),
             deadlines: VecDeque::new(),
@@ -169,15 +175,34 @@ impl State {
             .is_some_and(|writing| writing.counter == counter && !writing.cancelled)
     }
 
+    /// Hides a key and cancels every store of it that was asked before.
+    pub(crate) fn remove(&mut self, fingerprint: Fingerprint) {
+        if let Some(entry) = self.inventory.index.find(fingerprint) {
+            self.drop_entry(entry);
+        }
+        if let Some(writing) = self.writing.get_mut(&fingerprint) {
+            writing.cancelled = true;
+        }
+        if self.planning.is_some() || !self.queued.is_empty() {
+            self.removals.remove(fingerprint);
+        }
+    }
+
     /// Enters a store; whoever followed an earlier one of the same key follows this one.
-    pub(crate) fn begin_writing(&mut self, fingerprint: Fingerprint, counter: u64) {
+    pub(crate) fn begin_writing(
+        &mut self,
+        fingerprint: Fingerprint,
+        counter: u64,
+        number: StoreNumber,
+    ) {
+        let cancelled = self.removals.cancel(fingerprint, number);
         let earlier = self.writing.remove(&fingerprint);
         let followers = earlier.map_or_else(Vec::new, |writing| writing.followers);
         self.writing.insert(
             fingerprint,
             Writing {
                 counter,
-                cancelled: false,
+                cancelled,
                 followers,
             },
         );

@@ -12,6 +12,7 @@ use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::{DiskTier, count, plain};
 use crate::tier::load::is_device_error;
 use crate::tier::plan;
+use crate::tier::removals::StoreNumber;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, QueuedStore, State};
 
@@ -56,10 +57,12 @@ impl DiskTier {
         }
         let watch = state.watch(&request);
         let epoch = state.epoch;
+        let number = state.removals.ask();
         state.queued.push_back(QueuedStore {
             request,
             next: 0,
             epoch,
+            number,
             first_order: None,
         });
         drop(state);
@@ -83,7 +86,7 @@ impl DiskTier {
             .next
             .saturating_add(CHUNK_KEYS)
             .min(request.items.len());
-        let needs = self.sort_keys(&mut state, &request, store.next..end);
+        let needs = self.sort_keys(&mut state, &request, store.next..end, store.number);
         drop(state);
         for (class, positions) in needs {
             let places = self.acquire_rows(class, positions.len(), first_order);
@@ -102,27 +105,30 @@ impl DiskTier {
                 );
             }
             let places = self.prepare_rows(&request, with, places);
-            self.write_rows(&request, store.epoch, places);
+            self.write_rows(&store, places);
         }
         store.next = end;
         (end < request.items.len()).then_some(store)
     }
 
-    /// Settles keys that are there, joins those being stored, and says which need rows.
+    /// Settles keys that are there or were removed, joins those being stored, and says which need rows.
     fn sort_keys(
         &self,
         state: &mut State,
         request: &Arc<Request>,
         positions: core::ops::Range<usize>,
+        number: StoreNumber,
     ) -> Needs {
-        let mut present = Vec::new();
+        let mut settled = Vec::new();
         let mut needs = Needs::new();
         for position in positions {
             let Some(item) = request.items.get(position) else {
                 continue;
             };
-            if state.inventory.index.find(item.fingerprint).is_some() {
-                present.push(plain(position, Outcome::Present));
+            if state.removals.cancel(item.fingerprint, number) {
+                settled.push(plain(position, Outcome::Dropped));
+            } else if state.inventory.index.find(item.fingerprint).is_some() {
+                settled.push(plain(position, Outcome::Present));
             } else if let Some(writing) = state.writing.get_mut(&item.fingerprint)
                 && !writing.cancelled
             {
@@ -134,7 +140,7 @@ impl DiskTier {
                 }
             }
         }
-        self.settle(state, request, &present, None);
+        self.settle(state, request, &settled, None);
         needs
     }
 
@@ -220,7 +226,8 @@ impl DiskTier {
     }
 
     /// Hands the writes of prepared rows to the engine.
-    fn write_rows(&self, request: &Arc<Request>, epoch: u32, places: Vec<(usize, RowPlace)>) {
+    fn write_rows(&self, store: &QueuedStore, places: Vec<(usize, RowPlace)>) {
+        let request = &store.request;
         let checksums: Vec<_> = places
             .iter()
             .map(|(position, _)| {
@@ -239,7 +246,7 @@ impl DiskTier {
             state.next_store_order = store_order.saturating_add(1);
             let counter = state.next_counter;
             state.next_counter = counter.saturating_add(1);
-            state.begin_writing(item.fingerprint, counter);
+            state.begin_writing(item.fingerprint, counter, store.number);
             rows.push(FlightRow {
                 position,
                 place,
@@ -250,7 +257,7 @@ impl DiskTier {
             });
         }
         let runs = plan::runs(rows, &state.inventory);
-        let operations = self.launch(&mut state, request, runs, epoch);
+        let operations = self.launch(&mut state, request, runs, store.epoch);
         drop(state);
         self.submit(operations);
     }

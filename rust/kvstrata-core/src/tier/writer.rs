@@ -65,6 +65,7 @@ impl DiskTier {
                 return Work::Clears(core::mem::take(&mut state.clears));
             }
             if let Some(store) = state.queued.pop_front() {
+                state.planning = Some(Arc::clone(&store.request));
                 return Work::Plan(store);
             }
             if state.phase == Phase::Stopping && state.flights.is_empty() {
@@ -75,13 +76,15 @@ impl DiskTier {
     }
 
     fn plan_or_requeue(&self, store: QueuedStore) {
-        lock(&self.state).planning = Some(Arc::clone(&store.request));
         let rest = self.plan_store(store);
         let mut state = lock(&self.state);
         state.planning = None;
         // At the front: stores are planned in the order they were asked.
         if let Some(rest) = rest {
             state.queued.push_front(rest);
+        }
+        if state.queued.is_empty() {
+            state.removals.clear();
         }
     }
 
