@@ -343,8 +343,9 @@ impl DiskTier {
             Ok(Some(made)) => made,
             Ok(None) => return Ok(None),
             Err(error) => {
-                // Whatever is left under the temporary name is removed at the next open.
+                // Under one of its names at most; one that cannot go is found at the next open.
                 let _ = directory.unlink(&temporary);
+                let _ = directory.unlink(&name);
                 return Err(error);
             }
         };
