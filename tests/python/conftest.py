@@ -56,16 +56,25 @@ def shared_files() -> set[str]:
 
 
 def held_by_strangers(name: str) -> bool:
-    """Tells whether a process other than this one maps the shared memory file."""
-    path = os.fsencode(SHARED_MEMORY / name)
+    """Tells whether a process other than this one maps the shared memory file.
+
+    By its number, not its name: a named semaphore is mapped under a name of its making.
+    """
+    try:
+        number = (SHARED_MEMORY / name).stat().st_ino
+    except FileNotFoundError:
+        return True
     for maps in Path("/proc").glob("[0-9]*/maps"):
         if maps.parent.name == str(os.getpid()):
             continue
         try:
-            if path in maps.read_bytes():
-                return True
+            mapped = [line.split(None, 5) for line in maps.read_text(errors="replace").splitlines()]
         except OSError:  # it ended, or belongs to another user
             continue
+        if any(
+            int(m[4]) == number and m[5].startswith(f"{SHARED_MEMORY}/") for m in mapped if m[5:]
+        ):
+            return True
     return False
 
 
