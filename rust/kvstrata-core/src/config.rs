@@ -166,7 +166,7 @@ pub struct TierOptions {
     pub min_free: Size,
     /// Name of the eviction policy.
     pub policy: String,
-    /// `auto` or `threads`.
+    /// `auto`, `threads` or `uring`.
     pub io_backend: String,
     /// Longest time of one operation.
     pub deadline: Duration,
@@ -196,9 +196,9 @@ impl TierOptions {
                 )));
             }
         }
-        if !matches!(self.io_backend.as_str(), "auto" | "threads") {
+        if !matches!(self.io_backend.as_str(), "auto" | "threads" | "uring") {
             return Err(Error::config(format!(
-                "io_backend: {:?} is not available; \"auto\" and \"threads\" are",
+                "io_backend: {:?} is not available; \"auto\", \"threads\" and \"uring\" are",
                 self.io_backend
             )));
         }

@@ -36,7 +36,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// * ``capacity``: bytes the tier may use: ``"10GiB"``, ``"80%"`` of the file system, or an int.
 /// * ``min_free``: bytes to leave free on the file system, in the same forms.
 /// * ``policy``: which rows go first when space is needed; ``"lru"``.
-/// * ``io_backend``: ``"auto"`` or ``"threads"``.
+/// * ``io_backend``: ``"auto"``, ``"threads"`` or ``"uring"``.
 /// * ``deadline_s``: seconds after which an operation counts as failed.
 /// * ``share_mode``: ``"private"``: only this user can read the rows.
 /// * ``required``: False gives, where the root cannot be used, a tier that misses and retries by

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_support::{Root, SOON, operation, result, run, segment, threads};
+use engine_support::{Kind, Root, SOON, operation, result, run, segment};
 use kvstrata_core::buffer::AlignedBuffer;
 use kvstrata_core::io::{
     Channel, CompletionSink, Direction, Engine, Failure, Memory, OperationId, Segment,
@@ -37,35 +37,37 @@ enum Place {
 
 /// Runs `body` with every engine on every kind of root.
 fn with_every_engine(body: impl Fn(&Case)) {
-    for place in [Place::Disk, Place::Memory] {
-        for direct in [Direct::Yes, Direct::No] {
-            for wrapped in [false, true] {
-                let root = match place {
-                    Place::Disk => Root::disk(),
-                    Place::Memory => Root::memory(),
-                };
-                let completions = Completions::default();
-                let plain = |sink: CompletionSink| -> Arc<dyn Engine> {
-                    Arc::new(threads(&root, direct, sink))
-                };
-                let engine: Arc<dyn Engine> = if wrapped {
-                    let faultless = Box::new(|_: &_| Fault::None);
-                    let build = |sink| Ok::<_, ()>(plain(sink));
-                    Arc::new(FaultyEngine::new(completions.sink(), faultless, build).unwrap())
-                } else {
-                    plain(completions.sink())
-                };
-                let name = format!("{} {place:?} {direct:?} wrapped: {wrapped}", engine.name());
-                body(&Case {
-                    name,
-                    root,
-                    engine: Arc::clone(&engine),
-                    completions,
-                });
-                assert!(engine.shutdown(SOON));
+    for kind in Kind::ALL {
+        for place in [Place::Disk, Place::Memory] {
+            for direct in [Direct::Yes, Direct::No] {
+                for wrapped in [false, true] {
+                    with_engine(kind, place, direct, wrapped, &body);
+                }
             }
         }
     }
+}
+
+fn with_engine(kind: Kind, place: Place, direct: Direct, wrapped: bool, body: impl Fn(&Case)) {
+    let root = match place {
+        Place::Disk => Root::disk(),
+        Place::Memory => Root::memory(),
+    };
+    let completions = Completions::default();
+    let engine: Arc<dyn Engine> = if wrapped {
+        let faultless = Box::new(|_: &_| Fault::None);
+        let build = |sink| Ok::<_, ()>(kind.start(&root, direct, sink));
+        Arc::new(FaultyEngine::new(completions.sink(), faultless, build).unwrap())
+    } else {
+        kind.start(&root, direct, completions.sink())
+    };
+    body(&Case {
+        name: format!("{} {place:?} {direct:?} wrapped: {wrapped}", engine.name()),
+        root,
+        engine: Arc::clone(&engine),
+        completions,
+    });
+    assert!(engine.shutdown(SOON));
 }
 
 impl Case {
@@ -325,34 +327,55 @@ fn a_thousand_mixed_operations_complete_once_each_and_none_touches_a_row_of_anot
 
 #[test]
 fn a_sink_may_submit_more() {
-    let root = Root::disk();
-    let completions = Completions::default();
-    let file = root.file("rows", 1 << 20);
-    let arena = leaked_arena(4096, 0).unwrap();
-    let engine: Arc<std::sync::OnceLock<Arc<dyn Engine>>> = Arc::default();
-    let (again, collect) = (Arc::clone(&engine), completions.sink());
-    let sink: CompletionSink = Arc::new(move |mut completion| {
-        if completion.operation.id < OperationId(100) {
-            completion.operation.id.0 += 1;
-            again.get().unwrap().submit(vec![completion.operation]);
-        } else {
+    for kind in Kind::ALL {
+        let root = Root::disk();
+        let completions = Completions::default();
+        let file = root.file("rows", 1 << 20);
+        let arena = leaked_arena(4096, 0).unwrap();
+        let engine: Arc<std::sync::OnceLock<Arc<dyn Engine>>> = Arc::default();
+        let (again, collect) = (Arc::clone(&engine), completions.sink());
+        let sink: CompletionSink = Arc::new(move |mut completion| {
+            if completion.operation.id < OperationId(100) {
+                completion.operation.id.0 += 1;
+                again.get().unwrap().submit(vec![completion.operation]);
+            } else {
+                collect(completion);
+            }
+        });
+        engine.set(kind.start(&root, Direct::Yes, sink)).unwrap();
+        let engine = engine.get().unwrap();
+        let segments = vec![segment(&arena, 0, 4096)];
+        engine.submit(vec![operation(1, READ, &file, 0, segments)]);
+        let arrived = completions.wait(1, SOON);
+        assert_eq!(arrived[0].operation.id, OperationId(100));
+        assert!(engine.shutdown(SOON));
+    }
+}
+
+#[test]
+fn a_panic_in_the_sink_poisons_the_engine_and_everything_completes() {
+    for kind in Kind::ALL {
+        let root = Root::memory();
+        let completions = Completions::default();
+        let file = root.file("rows", 4096);
+        let arena = leaked_arena(8, 0).unwrap();
+        let collect = completions.sink();
+        let sink: CompletionSink = Arc::new(move |completion| {
+            let is_first = completion.operation.id == OperationId(1);
+            assert!(!is_first, "as the test wants");
             collect(completion);
+        });
+        let engine = kind.start(&root, Direct::Yes, sink);
+        let read = |id| operation(id, READ, &file, 0, vec![segment(&arena, 0, 8)]);
+        engine.submit(vec![read(1), read(2), read(3)]);
+        assert_eq!(completions.wait(2, SOON).len(), 2);
+        while !engine.poisoned() {
+            SystemClock.sleep(Duration::from_millis(1));
         }
-    });
-    engine
-        .set(Arc::new(threads(&root, Direct::Yes, sink)))
-        .unwrap();
-    let engine = engine.get().unwrap();
-    engine.submit(vec![operation(
-        1,
-        READ,
-        &file,
-        0,
-        vec![segment(&arena, 0, 4096)],
-    )]);
-    let arrived = completions.wait(1, SOON);
-    assert_eq!(arrived[0].operation.id, OperationId(100));
-    assert!(engine.shutdown(SOON));
+        engine.submit(vec![read(4)]);
+        assert_eq!(completions.wait(1, SOON)[0].result, Err(Failure::Poisoned));
+        assert!(engine.shutdown(SOON));
+    }
 }
 
 #[test]

@@ -1,13 +1,17 @@
 //! Few descriptors suffice for many files. Alone in its process, whose limit it lowers.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 
 mod engine_support;
 
 use std::sync::Arc;
 
-use engine_support::{Root, SOON, operation, segment, threads};
-use kvstrata_core::io::{Direction, Engine};
+use engine_support::{Kind, Root, SOON, operation, segment};
+use kvstrata_core::io::Direction;
 use kvstrata_core::sys::fs::{Access, Direct};
 use kvstrata_testkit::Completions;
 use kvstrata_testkit::memory::leaked_arena;
@@ -30,9 +34,15 @@ fn ten_thousand_operations_on_300_files_succeed_with_64_descriptors() {
         },
     )
     .unwrap();
+    for kind in Kind::ALL {
+        few_suffice(kind);
+    }
+}
+
+fn few_suffice(kind: Kind) {
     let root = Root::disk();
     let completions = Completions::default();
-    let engine = threads(&root, Direct::Yes, completions.sink());
+    let engine = kind.start(&root, Direct::Yes, completions.sink());
     let files: Vec<_> = (0..300)
         .map(|number| root.file(&format!("{number}"), 65536))
         .collect();
@@ -67,7 +77,7 @@ fn ten_thousand_operations_on_300_files_succeed_with_64_descriptors() {
             );
         }
     }
-    assert!(most <= 48, "{most} descriptors were open");
+    assert!(most <= 48, "{kind:?}: {most} descriptors were open");
 
     // With none left at all, operations wait and go on when there are some again.
     let mut hoard = Vec::new();

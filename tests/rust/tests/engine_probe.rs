@@ -48,11 +48,21 @@ fn in_memory_there_is_no_cache_to_go_round() {
 }
 
 #[test]
-fn an_engine_that_is_not_built_in_is_refused_by_name() {
-    for name in ["uring", "", "THREADS"] {
+fn an_engine_that_is_not_known_is_refused_by_name() {
+    for name in ["ring", "", "THREADS"] {
         let error = probe(&Root::memory().directory, name).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains(&format!("{name:?}")), "{error}");
+    }
+}
+
+#[test]
+fn a_ring_that_is_asked_for_is_tried_and_taken_on_disk_and_in_memory() {
+    for root in [Root::disk(), Root::memory()] {
+        let found = probe(&root.directory, "uring").unwrap();
+        assert_eq!(found.io_backend, "uring");
+        assert!(found.to_string().starts_with("uring on "), "{found}");
+        assert_eq!(root.directory.entries().unwrap(), []);
     }
 }
 

@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use kvstrata_core::config::TierOptions;
 use kvstrata_core::error::ErrorKind;
-use kvstrata_core::io::threads::Threads;
-use kvstrata_core::io::{Direction, Engine, Failure, Operation};
+use kvstrata_core::io::{Direction, Failure, Operation};
 use kvstrata_core::job::Outcome;
 use kvstrata_core::tier::Seams;
 use kvstrata_testkit::faulty::{Fault, FaultyEngine};
@@ -47,10 +46,7 @@ impl Faulty {
                 let wrapped = FaultyEngine::new(
                     sink,
                     Box::new(move |operation| (plan.lock().unwrap())(operation)),
-                    |sink| {
-                        let inner = Threads::start(capabilities, files, clock, sink)?;
-                        Ok::<Arc<dyn Engine>, kvstrata_core::error::Error>(Arc::new(inner))
-                    },
+                    |sink| (Seams::default().start_engine)(capabilities, files, clock, sink),
                 )?;
                 let wrapped = Arc::new(wrapped);
                 *made.lock().unwrap() = Some(Arc::clone(&wrapped));

@@ -8,8 +8,11 @@
 pub mod file;
 mod plan;
 pub mod probe;
+mod queue;
 pub mod threads;
 mod transfer;
+pub mod uring;
+mod work;
 
 use core::fmt::{self, Debug};
 use core::time::Duration;
@@ -94,7 +97,8 @@ pub enum Failure {
     Short,
     /// The operating system's errno (positive). `ENOENT` also for a file that was unlinked,
     /// `EINVAL` also for segments outside their memory, `EIO` also for a write that the kernel
-    /// accepted without taking a byte.
+    /// accepted without taking a byte, `ECANCELED` for one that was started, and given up by the
+    /// kernel after its deadline.
     Os(i32),
     /// The deadline passed before it was started; its memory and file were never touched.
     TimedOut,
@@ -203,8 +207,9 @@ pub trait Engine: Send + Sync + Debug {
     fn submit(&self, operations: Vec<Operation>);
 
     /// Completes operations that were not started and whose deadline is at or before `now` with
-    /// [`Failure::TimedOut`], and replaces threads whose operation is overdue. To be called at the
-    /// earliest deadline and now and then after it; never blocks.
+    /// [`Failure::TimedOut`]; of those that are overdue it replaces the threads, or asks the kernel
+    /// to give them up. To be called at the earliest deadline and now and then after it; never
+    /// blocks.
     fn expire(&self, now: Instant);
 
     /// Whether the kernel may be using the operation's memory: it was started and has not

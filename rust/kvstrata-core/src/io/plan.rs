@@ -165,13 +165,14 @@ impl Plan {
     }
 }
 
-/// Bounce buffers are kept from one operation to the next up to this many bytes.
+/// Bounce buffers are kept from one operation to the next up to this many bytes in all.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
-/// A thread's bounce buffer.
+/// A thread's bounce buffers.
 #[derive(Debug, Default)]
 pub struct Bounce {
-    kept: Option<AlignedBuffer>,
+    kept: Vec<AlignedBuffer>,
+    kept_bytes: usize,
 }
 
 impl Bounce {
@@ -180,18 +181,25 @@ impl Bounce {
         if bytes == 0 {
             return Ok(None);
         }
-        if let Some(buffer) = self.kept.take().filter(|buffer| buffer.len() >= bytes) {
+        if let Some(fits) = self.kept.iter().position(|buffer| buffer.len() >= bytes) {
+            let buffer = self.kept.swap_remove(fits);
+            self.kept_bytes -= buffer.len();
             return Ok(Some(buffer));
         }
         let size = bytes.checked_next_power_of_two().unwrap_or(bytes);
         AlignedBuffer::zeroed(size, PAGE_BYTES).map(Some)
     }
 
-    /// Gives a buffer back for the next operation.
-    pub(super) fn keep(&mut self, buffer: Option<AlignedBuffer>) {
-        if let Some(buffer) = buffer.filter(|buffer| buffer.len() <= KEPT_BYTES_MAX) {
-            self.kept = Some(buffer);
+    /// Gives a buffer back for another operation.
+    pub(super) fn keep(&mut self, buffer: AlignedBuffer) {
+        while self.kept_bytes + buffer.len() > KEPT_BYTES_MAX {
+            let Some(dropped) = self.kept.pop() else {
+                return;
+            };
+            self.kept_bytes -= dropped.len();
         }
+        self.kept_bytes += buffer.len();
+        self.kept.push(buffer);
     }
 }
 

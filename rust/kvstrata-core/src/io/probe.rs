@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::{Map, Value, json};
 
-use super::Alignment;
+use super::{Alignment, uring};
 use crate::buffer::aligned::PAGE_BYTES;
 use crate::buffer::{AlignedBuffer, Memory};
 use crate::error::{Error, Result};
@@ -45,6 +45,13 @@ const MAY_HANG: [&str; 9] = [
     "nfs", "fuse", "9p", "cifs", "smb2", "ceph", "lustre", "gpfs", "unknown",
 ];
 
+/// Kinds of local disks, where a ring moves rows without a kernel thread for each.
+const LOCAL_DISKS: [&str; 6] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs"];
+
+/// Whether `"auto"` takes the ring on [`LOCAL_DISKS`] where it works. It takes threads elsewhere:
+/// in memory and on FUSE and network mounts a ring hands each operation to a kernel thread.
+const AUTO_TAKES_RING: bool = false;
+
 /// What a root can do and which way was chosen for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
@@ -52,7 +59,7 @@ const MAY_HANG: [&str; 9] = [
     reason = "each is one independent answer"
 )]
 pub struct Capabilities {
-    /// The engine: `"threads"`.
+    /// The engine: `"threads"` or `"uring"`.
     pub io_backend: &'static str,
     /// Whether rows go round the page cache.
     pub direct: Direct,
@@ -137,12 +144,13 @@ impl fmt::Display for Capabilities {
 /// could not be tried is taken to work, since everything has a fallback when it does not.
 ///
 /// # Errors
-/// [`crate::error::ErrorKind::Config`] for an `io_backend` that is not known or not built in, and
-/// when files cannot be created, renamed or removed in the root.
+/// [`crate::error::ErrorKind::Config`] for an `io_backend` that is not known or, named, does not
+/// work here, and when files cannot be created, renamed or removed in the root.
 pub fn probe(root: &Directory, io_backend: &str) -> Result<Capabilities> {
-    if !matches!(io_backend, "auto" | "threads") {
+    if !matches!(io_backend, "auto" | "threads" | "uring") {
         return Err(Error::config(format!(
-            "io_backend {io_backend:?} is not available; \"auto\" or \"threads\" is expected"
+            "io_backend {io_backend:?} is not available; \"auto\", \"threads\" or \"uring\" is \
+             expected"
         )));
     }
     let cannot = |what: &str, source: io::Error| {
@@ -178,17 +186,46 @@ pub fn probe(root: &Directory, io_backend: &str) -> Result<Capabilities> {
         Err(error) if is_full(&error) => {
             capabilities.remarks.push(format!("not tried ({error})"));
             try_direct(None, root, &first, &mut capabilities);
+            choose_engine(None, io_backend, &mut capabilities)?;
             return Ok(capabilities);
         }
         Err(error) => return Err(cannot("creating a file", error)),
     };
     try_file(&file, &mut capabilities);
     try_direct(Some(&file), root, &first, &mut capabilities);
+    let chosen = choose_engine(Some(&file), io_backend, &mut capabilities);
     let renamed = root.rename(&first, &second);
     let removed = root.unlink(if renamed.is_ok() { &second } else { &first });
     renamed.map_err(|error| cannot("renaming a file", error))?;
     removed.map_err(|error| cannot("removing a file", error))?;
+    chosen?;
     Ok(capabilities)
+}
+
+/// Chooses the engine: a ring is set up and reads the file that is tried, if there is one. A ring
+/// that does not work is an error when it was asked for by name, else a reason for threads.
+fn choose_engine(
+    trial: Option<&File>,
+    io_backend: &str,
+    capabilities: &mut Capabilities,
+) -> Result<()> {
+    let is_named = io_backend == "uring";
+    let is_local = LOCAL_DISKS.contains(&capabilities.file_system);
+    let is_better = AUTO_TAKES_RING && is_local && io_backend == "auto";
+    if !(is_named || is_better) {
+        return Ok(());
+    }
+    match trial.map_or_else(uring::trial_set_up, uring::trial) {
+        Ok(()) => capabilities.io_backend = "uring",
+        Err(error) if is_named => {
+            let message = "io_backend: \"uring\" does not work here; \"auto\" and \"threads\" do";
+            return Err(Error::config(message).with_source(error));
+        }
+        Err(error) => capabilities
+            .remarks
+            .push(format!("io_uring is refused ({error})")),
+    }
+    Ok(())
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -10,6 +10,7 @@ use crate::sys::fs::{Direct, IO_VECTORS_MAX, IoVector};
 pub(super) const RETRIES_MAX: u32 = 64;
 
 /// What is asked of the kernel.
+#[derive(Debug)]
 pub(super) struct Request {
     pub(super) direction: Direction,
     pub(super) vectors: Vec<IoVector>,
@@ -20,7 +21,7 @@ pub(super) struct Request {
 }
 
 /// What came of it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) transferred_bytes: u64,
     pub(super) result: Result<(), Failure>,
@@ -40,61 +41,123 @@ pub(super) trait Calls {
     fn pause(&mut self, retry: u32) -> bool;
 }
 
-/// Moves all bytes of `request`, or says why not.
-pub(super) fn run(mut request: Request, calls: &mut dyn Calls) -> Moved {
-    let mut moved = Moved {
-        transferred_bytes: 0,
-        result: Ok(()),
-        direct_refused: false,
-        resumed_transfers: 0,
-        retried_calls: 0,
-    };
-    let mut refused = false;
-    let mut first = 0;
-    let mut retries = 0;
-    while let Some(rest) = request.vectors.get(first..).filter(|rest| !rest.is_empty()) {
-        let batch = rest.get(..IO_VECTORS_MAX.min(rest.len())).unwrap_or(rest);
-        let asked: usize = batch.iter().map(IoVector::length).sum();
-        match calls.call(request.direct, batch, request.offset) {
-            Ok(0) if asked > 0 => {
-                moved.result = Err(no_progress(request.direction));
-                break;
-            }
+/// A transfer under way: what the next call is, and what its answer means. It calls nobody.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    request: Request,
+    moved: Moved,
+    /// The first vector that is not done.
+    first: usize,
+    retries: u32,
+    refused: bool,
+}
+
+impl Transfer {
+    /// All bytes of `request`, none of them moved yet.
+    pub(super) const fn new(request: Request) -> Self {
+        Self {
+            request,
+            moved: Moved {
+                transferred_bytes: 0,
+                result: Ok(()),
+                direct_refused: false,
+                resumed_transfers: 0,
+                retried_calls: 0,
+            },
+            first: 0,
+            retries: 0,
+            refused: false,
+        }
+    }
+
+    /// The vectors of the next call; None when the transfer has ended. They stay where they are
+    /// until the call is answered.
+    pub(super) fn batch(&self) -> Option<&[IoVector]> {
+        let rest = self.request.vectors.get(self.first..)?;
+        if rest.is_empty() || self.moved.result.is_err() {
+            return None;
+        }
+        rest.get(..IO_VECTORS_MAX.min(rest.len()))
+    }
+
+    /// Which way the next call moves bytes.
+    pub(super) const fn direction(&self) -> Direction {
+        self.request.direction
+    }
+
+    /// Whether the next call goes round the page cache.
+    pub(super) const fn direct(&self) -> Direct {
+        self.request.direct
+    }
+
+    /// Where in the file the next call starts.
+    pub(super) const fn offset(&self) -> u64 {
+        self.request.offset
+    }
+
+    /// Takes the answer of a call on [`Transfer::batch`]. `Some(retry)`: before the next call, the
+    /// number `retry` in a row without progress, there is to be a pause.
+    pub(super) fn answer(&mut self, answer: Result<usize, Failure>) -> Option<u32> {
+        let asked: usize = self
+            .batch()
+            .map_or(0, |batch| batch.iter().map(IoVector::length).sum());
+        match answer {
+            Ok(0) if asked > 0 => self.fail(no_progress(self.request.direction)),
             Ok(count) => {
-                retries = 0;
+                self.retries = 0;
                 let bytes = u64::try_from(count).unwrap_or(u64::MAX);
-                moved.transferred_bytes = moved.transferred_bytes.saturating_add(bytes);
-                request.offset = request.offset.saturating_add(bytes);
-                first = advance(&mut request.vectors, first, count);
+                self.moved.transferred_bytes = self.moved.transferred_bytes.saturating_add(bytes);
+                self.request.offset = self.request.offset.saturating_add(bytes);
+                self.first = advance(&mut self.request.vectors, self.first, count);
                 if count < asked {
-                    moved.resumed_transfers += 1;
-                    if !aligned(&request, first) {
-                        request.direct = Direct::No;
+                    self.moved.resumed_transfers += 1;
+                    if !aligned(&self.request, self.first) {
+                        self.request.direct = Direct::No;
                     }
                 }
             }
-            Err(Failure::Os(errno @ (libc::EINTR | libc::EAGAIN))) if retries < RETRIES_MAX => {
-                retries += 1;
-                moved.retried_calls += 1;
-                if errno == libc::EAGAIN && !calls.pause(retries) {
-                    moved.result = Err(Failure::Os(errno));
-                    break;
-                }
+            Err(Failure::Os(errno @ (libc::EINTR | libc::EAGAIN)))
+                if self.retries < RETRIES_MAX =>
+            {
+                self.retries += 1;
+                self.moved.retried_calls += 1;
+                return (errno == libc::EAGAIN).then_some(self.retries);
             }
             Err(Failure::Os(libc::EINVAL | libc::EOPNOTSUPP))
-                if request.direct == Direct::Yes && !refused =>
+                if self.request.direct == Direct::Yes && !self.refused =>
             {
-                refused = true;
-                request.direct = Direct::No;
+                self.refused = true;
+                self.request.direct = Direct::No;
             }
-            Err(failure) => {
-                moved.result = Err(failure);
-                break;
-            }
+            Err(failure) => self.fail(failure),
+        }
+        None
+    }
+
+    /// Ends the transfer.
+    pub(super) const fn fail(&mut self, failure: Failure) {
+        self.moved.result = Err(failure);
+    }
+
+    /// What came of it so far.
+    pub(super) fn moved(&self) -> Moved {
+        Moved {
+            direct_refused: self.refused && self.moved.result.is_ok(),
+            ..self.moved
         }
     }
-    moved.direct_refused = refused && moved.result.is_ok();
-    moved
+}
+
+/// Moves all bytes of `transfer`, or says why not, with calls that block.
+pub(super) fn run(transfer: &mut Transfer, calls: &mut dyn Calls) {
+    while let Some(batch) = transfer.batch() {
+        let answer = calls.call(transfer.direct(), batch, transfer.offset());
+        if let Some(retry) = transfer.answer(answer)
+            && !calls.pause(retry)
+        {
+            transfer.fail(Failure::Os(libc::EAGAIN));
+        }
+    }
 }
 
 /// The kernel took the call and moved nothing: the end of the file, or a broken file system.
@@ -138,6 +201,12 @@ fn aligned(request: &Request, first: usize) -> bool {
 mod tests {
     use super::*;
     use std::collections::VecDeque;
+
+    fn run(request: Request, calls: &mut dyn Calls) -> Moved {
+        let mut transfer = Transfer::new(request);
+        super::run(&mut transfer, calls);
+        transfer.moved()
+    }
 
     const SECTOR: Alignment = Alignment {
         memory_bytes: 512,

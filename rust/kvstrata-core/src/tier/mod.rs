@@ -35,6 +35,7 @@ use crate::config::TierOptions;
 use crate::error::{ErrorKind, Result};
 use crate::io::file::FileCache;
 use crate::io::threads::Threads;
+use crate::io::uring::Uring;
 use crate::io::{Capabilities, CompletionSink, Engine};
 use crate::job::{JobId, JobKind, JobResult, JobTable};
 use crate::key::Key;
@@ -71,7 +72,10 @@ impl Default for Seams {
         Self {
             clock: Arc::new(SystemClock),
             start_engine: Arc::new(|capabilities, files, clock, sink| {
-                Ok(Arc::new(Threads::start(capabilities, files, clock, sink)?))
+                Ok(match capabilities.io_backend {
+                    "uring" => Arc::new(Uring::start(capabilities, files, clock, sink)?),
+                    _ => Arc::new(Threads::start(capabilities, files, clock, sink)?),
+                })
             }),
         }
     }

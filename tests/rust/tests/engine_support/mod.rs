@@ -13,6 +13,7 @@ use kvstrata_core::buffer::Arena;
 use kvstrata_core::io::file::FileCache;
 use kvstrata_core::io::probe::probe;
 use kvstrata_core::io::threads::{Executed, Executor, FileExecutor, ThreadCounts, Threads};
+use kvstrata_core::io::uring::{Settings, Uring};
 use kvstrata_core::io::{
     Alignment, Channel, Completion, CompletionSink, DataFile, Direction, Engine, Failure, Memory,
     Operation, OperationId, Segment,
@@ -64,31 +65,59 @@ impl Root {
     }
 }
 
-/// A `threads` engine over files, in the mode that the root's probe chose or buffered.
-pub(crate) fn threads(root: &Root, direct: Direct, sink: CompletionSink) -> Threads {
+/// The engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Threads,
+    Ring,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 2] = [Self::Threads, Self::Ring];
+
+    /// This engine over files, in the mode that the root's probe chose or buffered.
+    pub(crate) fn start(
+        self,
+        root: &Root,
+        direct: Direct,
+        sink: CompletionSink,
+    ) -> Arc<dyn Engine> {
+        match self {
+            Self::Threads => {
+                let (direct, alignment) = mode(root, direct);
+                let clock = Arc::new(SystemClock);
+                let executor = FileExecutor::new(files(), clock, direct, alignment);
+                let clock = Arc::new(SystemClock);
+                let counts = ThreadCounts::default();
+                Arc::new(start(Arc::new(executor), clock, counts, sink))
+            }
+            Self::Ring => Arc::new(ring(root, direct, &Settings::default(), sink)),
+        }
+    }
+}
+
+fn files() -> Arc<FileCache> {
+    Arc::new(FileCache::new(24))
+}
+
+/// The mode that the root's probe chose, or buffered.
+fn mode(root: &Root, direct: Direct) -> (Direct, Alignment) {
     let found = probe(&root.directory, "threads").unwrap();
-    let direct = if direct == Direct::Yes {
-        found.direct
-    } else {
-        Direct::No
-    };
-    let alignment = if direct == Direct::Yes {
-        found.alignment
-    } else {
-        Alignment::NONE
-    };
-    let executor = FileExecutor::new(
-        Arc::new(FileCache::new(24)),
-        Arc::new(SystemClock),
-        direct,
-        alignment,
-    );
-    start(
-        Arc::new(executor),
-        Arc::new(SystemClock),
-        ThreadCounts::default(),
-        sink,
-    )
+    match direct {
+        Direct::Yes => (found.direct, found.alignment),
+        Direct::No => (Direct::No, Alignment::NONE),
+    }
+}
+
+/// A ring over files, in the mode that the root's probe chose or buffered.
+pub(crate) fn ring(
+    root: &Root,
+    direct: Direct,
+    settings: &Settings,
+    sink: CompletionSink,
+) -> Uring {
+    let clock = Arc::new(SystemClock);
+    Uring::with_settings(settings, mode(root, direct), files(), clock, sink).unwrap()
 }
 
 pub(crate) fn start(

@@ -52,11 +52,20 @@ pub fn options(root: &Path, row_bytes: usize, capacity: u64) -> TierOptions {
         capacity: Size::Bytes(capacity),
         min_free: Size::Bytes(0),
         policy: "lru".to_owned(),
-        io_backend: "auto".to_owned(),
+        io_backend: io_backend().to_owned(),
         deadline: Duration::from_secs(30),
         share_mode: "private".to_owned(),
         required: true,
         honours_busy: false,
+    }
+}
+
+/// The engine that a test program is for, by its name.
+pub fn io_backend() -> &'static str {
+    if env!("CARGO_CRATE_NAME").ends_with("_uring") {
+        "uring"
+    } else {
+        "threads"
     }
 }
 

@@ -9,7 +9,6 @@
 //! their own, so that they end even while every other thread hangs.
 
 mod executor;
-mod queue;
 
 use core::fmt;
 use core::time::Duration;
@@ -23,12 +22,12 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::FileCache;
+use crate::io::queue::Queue;
 use crate::sys::clock::Clock;
 use crate::sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, spawn, wait, wait_timeout};
 
 pub use executor::{Bounce, Executed, Executor, FileExecutor};
-use queue::Queue;
 
 /// Default number of threads.
 pub const THREADS: usize = 8;
@@ -77,27 +76,10 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     queue: Queue,
-    /// To be completed without having been started.
-    refused: Vec<(Operation, Failure)>,
     idle: usize,
     alive: usize,
     refuser_alive: bool,
     closing: bool,
-}
-
-impl State {
-    /// The next operation to complete without starting it.
-    fn next_refusal(&mut self, poisoned: bool) -> Option<(Operation, Failure)> {
-        if let Some(refusal) = self.refused.pop() {
-            return Some(refusal);
-        }
-        let failure = match (self.closing, poisoned) {
-            (true, _) => Failure::Closed,
-            (false, true) => Failure::Poisoned,
-            (false, false) => return None,
-        };
-        self.queue.next().map(|operation| (operation, failure))
-    }
 }
 
 impl fmt::Debug for Shared {
@@ -255,9 +237,8 @@ impl Shared {
     fn refuse(&self) {
         let mut state = lock(&self.state);
         loop {
-            if let Some((operation, failure)) =
-                state.next_refusal(self.poisoned.load(Ordering::Acquire))
-            {
+            let (closing, poisoned) = (state.closing, self.poisoned.load(Ordering::Acquire));
+            if let Some((operation, failure)) = state.queue.next_refusal(closing, poisoned) {
                 drop(state);
                 self.complete(
                     operation,
@@ -343,12 +324,7 @@ impl Engine for Threads {
 
     fn expire(&self, now: Instant) {
         let mut state = lock(&self.shared.state);
-        let expired = state.queue.take_expired(now);
-        state.refused.extend(
-            expired
-                .into_iter()
-                .map(|operation| (operation, Failure::TimedOut)),
-        );
+        state.queue.refuse_expired(now);
         let room = self
             .shared
             .counts

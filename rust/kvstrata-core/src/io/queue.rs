@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 
-use crate::io::{Direction, Operation, OperationId, QueueDepth};
+use super::{Direction, Failure, Operation, OperationId, QueueDepth};
 
 /// While writes wait, one goes after this many reads.
 pub(super) const READS_PER_WRITE: u32 = 10;
@@ -23,6 +23,8 @@ pub(super) struct Queue {
     writes: VecDeque<Operation>,
     reads_since_write: u32,
     started: HashMap<OperationId, Started>,
+    /// To be completed without having been started.
+    refused: Vec<(Operation, Failure)>,
 }
 
 impl Queue {
@@ -67,19 +69,42 @@ impl Queue {
             .is_some_and(|started| started.replaced)
     }
 
-    /// Takes out all operations that were not started by their deadline.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Operation> {
-        let mut expired = Vec::new();
+    /// Refuses all operations that were not started by their deadline.
+    pub(super) fn refuse_expired(&mut self, now: Instant) {
         for queue in [&mut self.reads, &mut self.writes] {
             if queue.iter().any(|operation| operation.deadline <= now) {
                 let (late, kept) = queue
                     .drain(..)
                     .partition::<Vec<_>, _>(|operation| operation.deadline <= now);
-                expired.extend(late);
                 queue.extend(kept);
+                let late = late.into_iter();
+                self.refused
+                    .extend(late.map(|operation| (operation, Failure::TimedOut)));
             }
         }
-        expired
+    }
+
+    /// The next operation to complete without starting it; in an engine that is closing or
+    /// poisoned that is every one.
+    pub(super) fn next_refusal(
+        &mut self,
+        closing: bool,
+        poisoned: bool,
+    ) -> Option<(Operation, Failure)> {
+        if let Some(refusal) = self.refused.pop() {
+            return Some(refusal);
+        }
+        let failure = match (closing, poisoned) {
+            (true, _) => Failure::Closed,
+            (false, true) => Failure::Poisoned,
+            (false, false) => return None,
+        };
+        self.next().map(|operation| (operation, failure))
+    }
+
+    /// Whether an operation waits for its turn.
+    pub(super) fn is_waiting(&self) -> bool {
+        !(self.reads.is_empty() && self.writes.is_empty())
     }
 
     /// Marks up to `count` overdue operations as replaced; the number that was marked.

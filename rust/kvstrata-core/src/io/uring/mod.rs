@@ -1,0 +1,455 @@
+//! The `uring` engine: one ring, and one thread that owns it and sleeps when there is nothing to
+//! do.
+//!
+//! The thread hands the kernel up to [`DEPTH`] calls at a time, one vectored call per operation.
+//! From the start of an operation until the kernel has returned it the thread owns its memory
+//! handles, its vectors, its bounce buffer and its file; what others hold is only its number.
+//! Completions are handed out after the ring was filled again, a few at a time, so that what a
+//! sink computes does not hold the device back.
+//!
+//! A deadline that passes makes the thread ask the kernel to give up the call
+//! (`IORING_OP_ASYNC_CANCEL`); the operation ends when the kernel returns it, with `ECANCELED` if
+//! it was given up. Operations that are not to be started (too late, closed, poisoned) are
+//! completed by a thread of their own, so that they end even while a file hangs in `open`.
+//!
+//! Neither files nor buffers are registered with the ring: files come and go with their
+//! descriptors, and the arena need not fit the limit of locked memory.
+
+mod driver;
+mod flight;
+mod ring;
+
+use core::fmt;
+use core::time::Duration;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{
+    Alignment, Capabilities, Completion, CompletionSink, Direction, Engine, EngineCounters,
+    Operation, OperationId, QueueDepth,
+};
+use crate::buffer::AlignedBuffer;
+use crate::buffer::aligned::PAGE_BYTES;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::file::FileCache;
+use crate::io::queue::Queue;
+use crate::io::transfer::{Request, Transfer};
+use crate::io::work::{Executed, Mode};
+use crate::sys::clock::Clock;
+use crate::sys::fs::{Direct, File, IoVector};
+use crate::sys::sync::atomic::{AtomicBool, Ordering};
+use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, mpsc, spawn, wait, wait_timeout};
+use driver::Driver;
+use ring::{FIRST_TOKEN, Ring, Wake};
+
+/// Default number of operations under way.
+pub const DEPTH: usize = 64;
+
+/// Changes the kernel's answer to a call (bytes, or an errno below zero) before the engine sees
+/// it: how a test makes the kernel stumble.
+pub type Alter = Arc<dyn Fn(&Operation, i32) -> i32 + Send + Sync>;
+
+/// How the engine is to work.
+#[derive(Clone)]
+pub struct Settings {
+    /// Most operations under way, 1 to 1024.
+    pub depth: usize,
+    /// For tests.
+    pub alter: Option<Alter>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            depth: DEPTH,
+            alter: None,
+        }
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Settings")
+            .field("depth", &self.depth)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The engine. Dropping it shuts it down without waiting.
+#[derive(Debug)]
+pub struct Uring {
+    shared: Arc<Shared>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the ring's thread is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Asleep {
+    #[default]
+    No,
+    /// It has nothing to do.
+    UntilWork,
+    /// It can start nothing before something returns.
+    Full,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: Queue,
+    /// What is past its deadline at this time is to be cancelled.
+    overdue: Option<Instant>,
+    asleep: Asleep,
+    ring_alive: bool,
+    refuser_alive: bool,
+    closing: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Operations were refused, or the engine closes or is poisoned.
+    refusals: Condvar,
+    /// A thread has ended.
+    ended: Condvar,
+    wake: Arc<Wake>,
+    files: Arc<FileCache>,
+    clock: Arc<dyn Clock>,
+    sink: CompletionSink,
+    mode: Mode,
+    depth: usize,
+    /// Most files that the kernel has calls on.
+    files_max: usize,
+    alter: Option<Alter>,
+    poisoned: AtomicBool,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Shared")
+            .field("mode", &self.mode)
+            .field("depth", &self.depth)
+            .field("poisoned", &self.poisoned)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Uring {
+    /// Starts the engine for files of the root with these capabilities.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] when the ring is refused (its source says with which errno) or
+    /// no thread can be started.
+    pub fn start(
+        capabilities: &Capabilities,
+        files: Arc<FileCache>,
+        clock: Arc<dyn Clock>,
+        sink: CompletionSink,
+    ) -> Result<Self> {
+        let mode = (capabilities.direct, capabilities.alignment);
+        Self::with_settings(&Settings::default(), mode, files, clock, sink)
+    }
+
+    /// Starts the engine with rows moved in `mode`: direct or not, and the alignment it needs.
+    ///
+    /// # Errors
+    /// As [`Uring::start`].
+    pub fn with_settings(
+        settings: &Settings,
+        mode: (Direct, Alignment),
+        files: Arc<FileCache>,
+        clock: Arc<dyn Clock>,
+        sink: CompletionSink,
+    ) -> Result<Self> {
+        let unavailable =
+            |error| Error::new(ErrorKind::Unavailable, "no ring can be set up").with_source(error);
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            refusals: Condvar::new(),
+            ended: Condvar::new(),
+            wake: Arc::new(Wake::new().map_err(unavailable)?),
+            files,
+            clock,
+            sink,
+            mode: Mode::new(mode.0, mode.1),
+            depth: settings.depth.clamp(1, 1024),
+            files_max: files_max(),
+            alter: settings.alter.clone(),
+            poisoned: AtomicBool::new(false),
+        });
+        let engine = Self {
+            shared,
+            handles: Mutex::default(),
+        };
+        engine
+            .start_ring()
+            .and_then(|()| engine.start_refuser())
+            .map_err(unavailable)?;
+        Ok(engine)
+    }
+
+    /// Starts the ring's thread, which sets the ring up, and waits until that is done.
+    fn start_ring(&self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let (sender, receiver) = mpsc::channel();
+        let body = move || {
+            // Room for every call, as many cancellations, and the event counter.
+            let entries = u32::try_from(shared.depth * 2).unwrap_or(u32::MAX);
+            match Ring::new(entries, Arc::clone(&shared.wake)) {
+                Ok(ring) => {
+                    lock(&shared.state).ring_alive = true;
+                    let _ = sender.send(Ok(()));
+                    if Driver::new(Arc::clone(&shared), ring).run() {
+                        lock(&shared.state).ring_alive = false;
+                        shared.ended.notify_all();
+                    }
+                }
+                Err(error) => drop(sender.send(Err(error))),
+            }
+        };
+        self.keep(spawn("kvstrata-ring", body))?;
+        let broken = || Err(io::Error::other("the ring's thread has ended"));
+        receiver.recv().unwrap_or_else(|_| broken())
+    }
+
+    /// Starts the thread that completes what is refused, unless it is there.
+    fn start_refuser(&self) -> io::Result<()> {
+        if core::mem::replace(&mut lock(&self.shared.state).refuser_alive, true) {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        let started = self.keep(spawn("kvstrata-refuse", move || shared.refuse()));
+        if started.is_err() {
+            lock(&self.shared.state).refuser_alive = false;
+        }
+        started
+    }
+
+    fn keep(&self, started: io::Result<JoinHandle<()>>) -> io::Result<()> {
+        let handle = started?;
+        let mut handles = lock(&self.handles);
+        handles.retain(|handle| !handle.is_finished());
+        handles.push(handle);
+        Ok(())
+    }
+
+    /// Stops admission and lets the threads end.
+    fn close(&self) {
+        lock(&self.shared.state).closing = true;
+        self.shared.wake.signal();
+        self.shared.refusals.notify_all();
+    }
+}
+
+/// Most files under way at a time: few enough that they, the cache and the host's own descriptors
+/// fit the process's limit.
+fn files_max() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 4).map_or(DEPTH, |quarter| quarter.clamp(8, DEPTH))
+}
+
+impl Shared {
+    /// The next operation to start, for the ring's thread.
+    fn next_operation(&self) -> Option<Operation> {
+        let mut state = lock(&self.state);
+        if state.closing || self.poisoned.load(Ordering::Acquire) {
+            return None;
+        }
+        state.queue.start()
+    }
+
+    /// The body of the thread that completes what is not to be started.
+    fn refuse(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            let (closing, poisoned) = (state.closing, self.poisoned.load(Ordering::Acquire));
+            if let Some((operation, failure)) = state.queue.next_refusal(closing, poisoned) {
+                drop(state);
+                let executed = Executed {
+                    transferred_bytes: 0,
+                    result: Err(failure),
+                };
+                self.complete(operation, executed);
+                state = lock(&self.state);
+            } else if closing {
+                state.refuser_alive = false;
+                break;
+            } else {
+                state = wait(&self.refusals, state);
+            }
+        }
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    fn complete(&self, operation: Operation, executed: Executed) {
+        let Executed {
+            transferred_bytes,
+            result,
+        } = executed;
+        debug_assert!(result.is_err() || transferred_bytes == operation.bytes());
+        let completion = Completion {
+            operation,
+            result,
+            transferred_bytes,
+        };
+        if catch_unwind(AssertUnwindSafe(|| (self.sink)(completion))).is_err() {
+            self.poison();
+        }
+    }
+
+    fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+        // Taking the lock once orders this before the refuser's next look at the flag.
+        drop(lock(&self.state));
+        self.refusals.notify_all();
+    }
+}
+
+impl Engine for Uring {
+    fn name(&self) -> &'static str {
+        "uring"
+    }
+
+    fn submit(&self, operations: Vec<Operation>) {
+        let mut state = lock(&self.shared.state);
+        let closing = state.closing;
+        let refuses = closing || self.poisoned();
+        for operation in operations {
+            state.queue.push(operation);
+        }
+        let wakes = !refuses && state.asleep == Asleep::UntilWork;
+        if wakes {
+            state.asleep = Asleep::No;
+        }
+        drop(state);
+        if wakes {
+            self.shared.wake.signal();
+        }
+        if refuses {
+            self.shared.refusals.notify_all();
+        }
+        if closing && self.start_refuser().is_err() {
+            // No thread is to be had: the caller's is the last that can keep the promise that
+            // every operation completes.
+            self.shared.refuse();
+        }
+    }
+
+    fn expire(&self, now: Instant) {
+        let mut state = lock(&self.shared.state);
+        state.queue.refuse_expired(now);
+        let is_late = state.queue.depth(now).stuck > 0;
+        if is_late {
+            state.overdue = Some(now);
+        }
+        let wakes = is_late && core::mem::take(&mut state.asleep) != Asleep::No;
+        drop(state);
+        if wakes {
+            self.shared.wake.signal();
+        }
+        self.shared.refusals.notify_all();
+    }
+
+    fn is_started(&self, operation: OperationId) -> bool {
+        lock(&self.shared.state).queue.is_started(operation)
+    }
+
+    fn queue(&self) -> QueueDepth {
+        let now = self.shared.clock.now();
+        lock(&self.shared.state).queue.depth(now)
+    }
+
+    fn counters(&self) -> EngineCounters {
+        self.shared.mode.counters()
+    }
+
+    fn requirements(&self) -> Alignment {
+        self.shared.mode.requirements()
+    }
+
+    fn poisoned(&self) -> bool {
+        self.shared.poisoned.load(Ordering::Acquire)
+    }
+
+    fn shutdown(&self, timeout: Duration) -> bool {
+        self.close();
+        let until = self.shared.clock.now().checked_add(timeout);
+        let mut state = lock(&self.shared.state);
+        while state.ring_alive || state.refuser_alive {
+            let now = self.shared.clock.now();
+            let left = until.map_or(timeout, |until| until.saturating_duration_since(now));
+            if left.is_zero() {
+                return false;
+            }
+            state = wait_timeout(&self.shared.ended, state, left);
+        }
+        drop(state);
+        for handle in lock(&self.handles).drain(..) {
+            // It has counted itself out and is at its last instruction.
+            let _ = handle.join();
+        }
+        true
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Sets a ring up and takes it down again.
+///
+/// # Errors
+/// The kernel's.
+pub fn trial_set_up() -> io::Result<()> {
+    Ring::new(4, Arc::new(Wake::new()?)).map(drop)
+}
+
+/// Sets a ring up, reads the first bytes of `file` through it and takes it down again.
+///
+/// # Errors
+/// The kernel's, of whatever part it refuses; `UnexpectedEof` when nothing is read.
+pub fn trial(file: &File) -> io::Result<()> {
+    let mut ring = Ring::new(4, Arc::new(Wake::new()?))?;
+    let buffer = AlignedBuffer::zeroed(PAGE_BYTES, PAGE_BYTES);
+    let buffer = buffer.map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let transfer = Transfer::new(Request {
+        direction: Direction::Read,
+        vectors: vec![IoVector::new(buffer.base(), buffer.len())],
+        offset: 0,
+        alignment: Alignment::NONE,
+        direct: Direct::No,
+    });
+    #[expect(unsafe_code, reason = "the kernel gets the buffer")]
+    // SAFETY: the caller's file is open until this returns; buffer and transfer are unshared, and
+    // leaked unless the read was never handed over or has been returned.
+    let pushed = unsafe { ring.push_transfer(FIRST_TOKEN, file, &transfer) };
+    let mut answers = std::collections::VecDeque::new();
+    let mut waited = if pushed {
+        ring.wait(None)
+    } else {
+        Err(io::ErrorKind::WouldBlock.into())
+    };
+    ring.reap(&mut answers);
+    while answers.is_empty()
+        && matches!(&waited, Err(error) if error.kind() == io::ErrorKind::Interrupted)
+    {
+        waited = ring.wait(None);
+        ring.reap(&mut answers);
+    }
+    match answers.pop_front() {
+        Some((_, 1..)) => Ok(()),
+        Some((_, 0)) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Some((_, errno)) => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
+        None if ring.has_unsubmitted() => waited,
+        None => {
+            core::mem::forget((ring, buffer, transfer));
+            waited.and_then(|()| Err(io::ErrorKind::TimedOut.into()))
+        }
+    }
+}
