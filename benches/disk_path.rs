@@ -17,6 +17,7 @@ use kvstrata_core::error::{Error, Result};
 use kvstrata_core::io::file::FileCache;
 use kvstrata_core::io::probe::probe;
 use kvstrata_core::io::threads::{FileExecutor, ThreadCounts, Threads};
+use kvstrata_core::io::uring;
 use kvstrata_core::io::{
     Capabilities, Channel, DataFile, Direction, Engine, Memory, Operation, OperationId, Segment,
 };
@@ -29,18 +30,21 @@ use kvstrata_testkit::payload::{next, payload};
 const ROW_BYTES: [usize; 3] = [64 << 10, 256 << 10, 2 << 20];
 const PASS_TIME_MAX: Duration = Duration::from_mins(10);
 
-/// Who moves the bytes; with how many threads, where that is a choice.
+/// Who moves the bytes; with how many threads, or how deep a ring, where that is a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Tier,
     Engine(usize),
+    Ring(usize),
     Raw(usize),
 }
 
-const WAYS: [Way; 5] = [
+const WAYS: [Way; 7] = [
     Way::Tier,
     Way::Engine(4),
     Way::Engine(8),
+    Way::Ring(8),
+    Way::Ring(64),
     Way::Raw(8),
     Way::Raw(16),
 ];
@@ -116,9 +120,9 @@ impl Ground {
                     threads,
                 );
             }),
-            Way::Engine(threads) => {
+            Way::Engine(_) | Way::Ring(_) => {
                 let completions = Completions::default();
-                let engine = self.engine(threads, &completions)?;
+                let engine = self.engine(way, &completions)?;
                 let operations = self.operations(direction, row_bytes, &moves);
                 let pass = Pass::of(bytes, || {
                     engine.submit(operations);
@@ -131,19 +135,28 @@ impl Ground {
         good.then_some(pass)
     }
 
-    fn engine(&self, threads: usize, completions: &Completions) -> Option<Threads> {
+    fn engine(&self, way: Way, completions: &Completions) -> Option<Arc<dyn Engine>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let executor = FileExecutor::new(
-            Arc::new(FileCache::new(24)),
-            Arc::clone(&clock),
-            self.capabilities.direct,
-            self.capabilities.alignment,
-        );
-        let counts = ThreadCounts {
-            working: threads,
-            replacements_max: 0,
-        };
-        Threads::with_executor(Arc::new(executor), clock, counts, completions.sink()).ok()
+        let (files, sink) = (Arc::new(FileCache::new(24)), completions.sink());
+        let (direct, alignment) = (self.capabilities.direct, self.capabilities.alignment);
+        match way {
+            Way::Engine(threads) => {
+                let executor = FileExecutor::new(files, Arc::clone(&clock), direct, alignment);
+                let counts = ThreadCounts {
+                    working: threads,
+                    replacements_max: 0,
+                };
+                let engine = Threads::with_executor(Arc::new(executor), clock, counts, sink);
+                Some(Arc::new(engine.ok()?))
+            }
+            Way::Ring(depth) => {
+                let settings = uring::Settings { depth, alter: None };
+                let mode = (direct, alignment);
+                let engine = uring::Uring::with_settings(&settings, mode, files, clock, sink);
+                Some(Arc::new(engine.ok()?))
+            }
+            Way::Tier | Way::Raw(_) => None,
+        }
     }
 
     fn operations(

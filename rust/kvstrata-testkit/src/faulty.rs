@@ -10,6 +10,7 @@ use kvstrata_core::io::{
     Alignment, Completion, CompletionSink, Engine, EngineCounters, Failure, Operation, OperationId,
     QueueDepth, Segment,
 };
+use kvstrata_core::sys::fs::File;
 
 /// What happens to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +222,14 @@ impl Engine for FaultyEngine {
                 .deliver(without_start(operation, Failure::TimedOut));
         }
         self.inner.expire(now);
+    }
+
+    fn guard(&self, file: &File) {
+        self.inner.guard(file);
+    }
+
+    fn leave_to_parent(&self) {
+        self.inner.leave_to_parent();
     }
 
     fn is_started(&self, operation: OperationId) -> bool {

@@ -15,7 +15,7 @@ use kvstrata_core::io::{
     Channel, CompletionSink, DataFile, Direction, Engine, Failure, OperationId,
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
-use kvstrata_core::sys::fs::Direct;
+use kvstrata_core::sys::fs::{Access, Direct};
 use kvstrata_testkit::Completions;
 use kvstrata_testkit::memory::leaked_arena;
 use kvstrata_testkit::payload::payload;
@@ -29,7 +29,7 @@ struct Bench {
     completions: Completions,
     file: Arc<DataFile>,
     arena: Arc<Arena>,
-    _root: Root,
+    root: Root,
 }
 
 fn bench(depth: usize, alter: Option<Alter>) -> Bench {
@@ -41,7 +41,7 @@ fn bench(depth: usize, alter: Option<Alter>) -> Bench {
         completions,
         file: root.file("rows", 64 << 20),
         arena: leaked_arena(1000 * ROW, 0).unwrap(),
-        _root: root,
+        root,
     }
 }
 
@@ -326,6 +326,29 @@ fn a_deadline_ends_what_waits_and_a_shutdown_closes_it() {
         Err(Failure::TimedOut)
     );
     drop(bench.engine);
+}
+
+#[test]
+fn the_ring_holds_a_lock_until_it_has_drained() {
+    let bench = bench(64, None);
+    let directory = &bench.root.directory;
+    let holder = directory
+        .create_new("lock", Access::Write, Direct::No)
+        .unwrap();
+    assert!(holder.try_lock_exclusive().unwrap());
+    bench.engine.guard(&holder);
+    // Completed after the ring's thread looked at what to hold.
+    bench.round_trip(1, 0);
+    drop(holder);
+    let other = directory.open("lock", Access::Write, Direct::No).unwrap();
+    assert!(!other.try_lock_exclusive().unwrap(), "the ring has it");
+    assert!(bench.engine.shutdown(SOON));
+    // The kernel takes a ring down in its own time.
+    let until = SystemClock.now() + SOON;
+    while !other.try_lock_exclusive().unwrap() {
+        assert!(SystemClock.now() < until);
+        SystemClock.sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

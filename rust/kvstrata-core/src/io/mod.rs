@@ -19,6 +19,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 pub use crate::buffer::Memory;
+use crate::sys::fs::File;
 use crate::sys::sync::Arc;
 pub use file::DataFile;
 pub use probe::Capabilities;
@@ -211,6 +212,16 @@ pub trait Engine: Send + Sync + Debug {
     /// to give them up. To be called at the earliest deadline and now and then after it; never
     /// blocks.
     fn expire(&self, now: Instant);
+
+    /// Keeps `file` open, and with it the lock it holds, for as long as the kernel has operations
+    /// of this engine, even when the process is killed. An engine whose operations are calls of
+    /// threads need do nothing: a process keeps its files until its last thread has returned.
+    fn guard(&self, _file: &File) {}
+
+    /// In a forked child, which has none of the engine's threads: closes the child's copies of what
+    /// [`Engine::guard`] is about, which would keep the lock after the parent has ended. The parent
+    /// notices nothing; the child must not use the engine.
+    fn leave_to_parent(&self) {}
 
     /// Whether the kernel may be using the operation's memory: it was started and has not
     /// completed.

@@ -55,6 +55,9 @@ impl DiskTier {
     /// from others after the parent has ended. The parent keeps the lock.
     pub(super) fn leave_root_to_parent(&self) {
         drop(try_lock(&self.root_lock).and_then(|mut root_lock| root_lock.take()));
+        if let Ok(engine) = self.engine() {
+            engine.leave_to_parent();
+        }
     }
 
     fn give_up_queued(&self) {

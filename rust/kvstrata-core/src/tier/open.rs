@@ -99,6 +99,9 @@ impl DiskTier {
         });
         let clock = Arc::clone(&self.around.clock);
         let engine = (self.around.start_engine)(&self.capabilities, cache, clock, sink)?;
+        if let Some(root_lock) = &*lock(&self.root_lock) {
+            engine.guard(root_lock);
+        }
         let _ = self.engine.set(engine);
         let started = self
             .spawn_loop("kvstrata-writer", Self::write_loop)

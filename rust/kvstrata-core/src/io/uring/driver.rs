@@ -79,7 +79,10 @@ impl Driver {
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {
                 Ok(true) => {}
-                Ok(false) => return true,
+                Ok(false) => {
+                    self.shared.ring.store(-1, Ordering::Relaxed);
+                    return true;
+                }
                 Err(_) => {
                     self.panics += 1;
                     self.shared.poison();
@@ -154,9 +157,19 @@ impl Driver {
         }
     }
 
+    /// Has the ring hold what it is to guard.
+    fn guard(&self) {
+        let guards = core::mem::take(&mut lock(&self.shared.state).guards);
+        if !guards.is_empty() {
+            // Refused, the process alone holds the lock, as any other file.
+            let _ = self.ring.hold(&guards);
+        }
+    }
+
     /// Starts all that there is room for.
     fn refill(&mut self) {
         self.ring.listen();
+        self.guard();
         let now = self.shared.clock.now();
         let ready = &mut self.ready;
         self.paused.retain(|(due, token)| {

@@ -12,8 +12,10 @@
 //! it was given up. Operations that are not to be started (too late, closed, poisoned) are
 //! completed by a thread of their own, so that they end even while a file hangs in `open`.
 //!
-//! Neither files nor buffers are registered with the ring: files come and go with their
-//! descriptors, and the arena need not fit the limit of locked memory.
+//! Neither rows' files nor buffers are registered with the ring: files come and go with their
+//! descriptors, and the arena need not fit the limit of locked memory. What is registered are the
+//! files of [`Engine::guard`]: the kernel frees those only when the ring has drained, so that a
+//! killed process keeps its lock until its last write has landed.
 
 mod driver;
 mod flight;
@@ -22,10 +24,11 @@ mod ring;
 use core::fmt;
 use core::time::Duration;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Pid, Resource, getpid, getrlimit};
 
 use super::{
     Alignment, Capabilities, Completion, CompletionSink, Direction, Engine, EngineCounters,
@@ -40,7 +43,7 @@ use crate::io::transfer::{Request, Transfer};
 use crate::io::work::{Executed, Mode};
 use crate::sys::clock::Clock;
 use crate::sys::fs::{Direct, File, IoVector};
-use crate::sys::sync::atomic::{AtomicBool, Ordering};
+use crate::sys::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, mpsc, spawn, wait, wait_timeout};
 use driver::Driver;
 use ring::{FIRST_TOKEN, Ring, Wake};
@@ -102,6 +105,8 @@ struct State {
     queue: Queue,
     /// What is past its deadline at this time is to be cancelled.
     overdue: Option<Instant>,
+    /// To be kept open by the ring.
+    guards: Vec<OwnedFd>,
     asleep: Asleep,
     ring_alive: bool,
     refuser_alive: bool,
@@ -124,6 +129,10 @@ struct Shared {
     files_max: usize,
     alter: Option<Alter>,
     poisoned: AtomicBool,
+    /// The ring's descriptor, -1 while there is none.
+    ring: AtomicI32,
+    /// The process that has the threads.
+    process: Pid,
 }
 
 impl fmt::Debug for Shared {
@@ -179,6 +188,8 @@ impl Uring {
             files_max: files_max(),
             alter: settings.alter.clone(),
             poisoned: AtomicBool::new(false),
+            ring: AtomicI32::new(-1),
+            process: getpid(),
         });
         let engine = Self {
             shared,
@@ -201,6 +212,7 @@ impl Uring {
             match Ring::new(entries, Arc::clone(&shared.wake)) {
                 Ok(ring) => {
                     lock(&shared.state).ring_alive = true;
+                    shared.ring.store(ring.descriptor(), Ordering::Relaxed);
                     let _ = sender.send(Ok(()));
                     if Driver::new(Arc::clone(&shared), ring).run() {
                         lock(&shared.state).ring_alive = false;
@@ -352,6 +364,27 @@ impl Engine for Uring {
             self.shared.wake.signal();
         }
         self.shared.refusals.notify_all();
+    }
+
+    fn guard(&self, file: &File) {
+        // Without a descriptor to spare the lock is held by the process alone.
+        if let Ok(duplicate) = file.duplicate() {
+            lock(&self.shared.state).guards.push(duplicate);
+            self.shared.wake.signal();
+        }
+    }
+
+    fn leave_to_parent(&self) {
+        if getpid() == self.shared.process {
+            return;
+        }
+        let descriptor = self.shared.ring.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 {
+            #[expect(unsafe_code, reason = "the ring's owner is a thread of the parent")]
+            // SAFETY: this is a forked child: its copy of the descriptor is open, for the number
+            // is taken back before the ring is dropped, and nobody here will use or close it.
+            drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        }
     }
 
     fn is_started(&self, operation: OperationId) -> bool {

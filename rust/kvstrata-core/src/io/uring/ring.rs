@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
@@ -97,6 +97,20 @@ impl Ring {
             }
         }
         Err(refusal.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+    }
+
+    /// The ring's descriptor.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.kernel.as_raw_fd()
+    }
+
+    /// Has the ring hold these files until it has drained. To be called once.
+    ///
+    /// # Errors
+    /// The kernel's; `EBUSY` the second time.
+    pub(super) fn hold(&self, files: &[OwnedFd]) -> io::Result<()> {
+        let descriptors: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        self.kernel.submitter().register_files(&descriptors)
     }
 
     /// Has the kernel read the event counter, unless it does already: from now on

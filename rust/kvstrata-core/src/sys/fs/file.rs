@@ -214,6 +214,11 @@ impl File {
         }
     }
 
+    /// Another descriptor of the same open file, which shares its lock.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
     /// Gives the exclusive lock back, also where a forked child still has a copy of the descriptor.
     pub fn unlock(&self) -> io::Result<()> {
         Ok(retry_on_intr(|| flock(&self.fd, FlockOperation::Unlock))?)
