@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 
 use super::flight::{Flight, Step};
 use super::ring::{FIRST_TOKEN, Ring};
-use super::{Asleep, Shared};
+use super::shared::{Asleep, Shared};
 use crate::io::plan::Bounce;
 use crate::io::work::{Executed, Work, errno, pause_before};
 use crate::io::{Failure, Operation};

@@ -10,7 +10,9 @@
 //! A deadline that passes makes the thread ask the kernel to give up the call
 //! (`IORING_OP_ASYNC_CANCEL`); the operation ends when the kernel returns it, with `ECANCELED` if
 //! it was given up. Operations that are not to be started (too late, closed, poisoned) are
-//! completed by a thread of their own, so that they end even while a file hangs in `open`.
+//! completed by a thread of their own, so that they end even while the ring's thread hangs in
+//! `open` or `fstat` on a dead mount. Nothing else is started then: one more reason why `"auto"`
+//! takes threads on mounts that can hang.
 //!
 //! Neither rows' files nor buffers are registered with the ring: files come and go with their
 //! descriptors, and the arena need not fit the limit of locked memory. What is registered are the
@@ -20,33 +22,33 @@
 mod driver;
 mod flight;
 mod ring;
+mod shared;
+mod trial;
 
 use core::fmt;
 use core::time::Duration;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use rustix::process::{Pid, Resource, getpid, getrlimit};
+use rustix::process::{Resource, getpid, getrlimit};
 
 use super::{
-    Alignment, Capabilities, Completion, CompletionSink, Direction, Engine, EngineCounters,
-    Operation, OperationId, QueueDepth,
+    Alignment, Capabilities, CompletionSink, Engine, EngineCounters, Operation, OperationId,
+    QueueDepth,
 };
-use crate::buffer::AlignedBuffer;
-use crate::buffer::aligned::PAGE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::FileCache;
-use crate::io::queue::Queue;
-use crate::io::transfer::{Request, Transfer};
-use crate::io::work::{Executed, Mode};
+use crate::io::work::Mode;
 use crate::sys::clock::Clock;
-use crate::sys::fs::{Direct, File, IoVector};
+use crate::sys::fs::{Direct, File};
 use crate::sys::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, mpsc, spawn, wait, wait_timeout};
+use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, mpsc, spawn, wait_timeout};
 use driver::Driver;
-use ring::{FIRST_TOKEN, Ring, Wake};
+use ring::{Ring, Wake};
+use shared::{Asleep, Shared};
+
+pub use trial::{trial, trial_set_up};
 
 /// Default number of operations under way.
 pub const DEPTH: usize = 64;
@@ -87,63 +89,6 @@ impl fmt::Debug for Settings {
 pub struct Uring {
     shared: Arc<Shared>,
     handles: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// What the ring's thread is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Asleep {
-    #[default]
-    No,
-    /// It has nothing to do.
-    UntilWork,
-    /// It can start nothing before something returns.
-    Full,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    queue: Queue,
-    /// What is past its deadline at this time is to be cancelled.
-    overdue: Option<Instant>,
-    /// To be kept open by the ring.
-    guards: Vec<OwnedFd>,
-    asleep: Asleep,
-    ring_alive: bool,
-    refuser_alive: bool,
-    closing: bool,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    /// Operations were refused, or the engine closes or is poisoned.
-    refusals: Condvar,
-    /// A thread has ended.
-    ended: Condvar,
-    wake: Arc<Wake>,
-    files: Arc<FileCache>,
-    clock: Arc<dyn Clock>,
-    sink: CompletionSink,
-    mode: Mode,
-    depth: usize,
-    /// Most files that the kernel has calls on.
-    files_max: usize,
-    alter: Option<Alter>,
-    poisoned: AtomicBool,
-    /// The ring's descriptor, -1 while there is none.
-    ring: AtomicI32,
-    /// The process that has the threads.
-    process: Pid,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Shared")
-            .field("mode", &self.mode)
-            .field("depth", &self.depth)
-            .field("poisoned", &self.poisoned)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Uring {
@@ -263,64 +208,6 @@ fn files_max() -> usize {
     usize::try_from(limit / 4).map_or(DEPTH, |quarter| quarter.clamp(8, DEPTH))
 }
 
-impl Shared {
-    /// The next operation to start, for the ring's thread.
-    fn next_operation(&self) -> Option<Operation> {
-        let mut state = lock(&self.state);
-        if state.closing || self.poisoned.load(Ordering::Acquire) {
-            return None;
-        }
-        state.queue.start()
-    }
-
-    /// The body of the thread that completes what is not to be started.
-    fn refuse(&self) {
-        let mut state = lock(&self.state);
-        loop {
-            let (closing, poisoned) = (state.closing, self.poisoned.load(Ordering::Acquire));
-            if let Some((operation, failure)) = state.queue.next_refusal(closing, poisoned) {
-                drop(state);
-                let executed = Executed {
-                    transferred_bytes: 0,
-                    result: Err(failure),
-                };
-                self.complete(operation, executed);
-                state = lock(&self.state);
-            } else if closing {
-                state.refuser_alive = false;
-                break;
-            } else {
-                state = wait(&self.refusals, state);
-            }
-        }
-        drop(state);
-        self.ended.notify_all();
-    }
-
-    fn complete(&self, operation: Operation, executed: Executed) {
-        let Executed {
-            transferred_bytes,
-            result,
-        } = executed;
-        debug_assert!(result.is_err() || transferred_bytes == operation.bytes());
-        let completion = Completion {
-            operation,
-            result,
-            transferred_bytes,
-        };
-        if catch_unwind(AssertUnwindSafe(|| (self.sink)(completion))).is_err() {
-            self.poison();
-        }
-    }
-
-    fn poison(&self) {
-        self.poisoned.store(true, Ordering::Release);
-        // Taking the lock once orders this before the refuser's next look at the flag.
-        drop(lock(&self.state));
-        self.refusals.notify_all();
-    }
-}
-
 impl Engine for Uring {
     fn name(&self) -> &'static str {
         "uring"
@@ -432,57 +319,5 @@ impl Engine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Sets a ring up and takes it down again.
-///
-/// # Errors
-/// The kernel's.
-pub fn trial_set_up() -> io::Result<()> {
-    Ring::new(4, Arc::new(Wake::new()?)).map(drop)
-}
-
-/// Sets a ring up, reads the first bytes of `file` through it and takes it down again.
-///
-/// # Errors
-/// The kernel's, of whatever part it refuses; `UnexpectedEof` when nothing is read.
-pub fn trial(file: &File) -> io::Result<()> {
-    let mut ring = Ring::new(4, Arc::new(Wake::new()?))?;
-    let buffer = AlignedBuffer::zeroed(PAGE_BYTES, PAGE_BYTES);
-    let buffer = buffer.map_err(|_| io::ErrorKind::OutOfMemory)?;
-    let transfer = Transfer::new(Request {
-        direction: Direction::Read,
-        vectors: vec![IoVector::new(buffer.base(), buffer.len())],
-        offset: 0,
-        alignment: Alignment::NONE,
-        direct: Direct::No,
-    });
-    #[expect(unsafe_code, reason = "the kernel gets the buffer")]
-    // SAFETY: the caller's file is open until this returns; buffer and transfer are unshared, and
-    // leaked unless the read was never handed over or has been returned.
-    let pushed = unsafe { ring.push_transfer(FIRST_TOKEN, file, &transfer) };
-    let mut answers = std::collections::VecDeque::new();
-    let mut waited = if pushed {
-        ring.wait(None)
-    } else {
-        Err(io::ErrorKind::WouldBlock.into())
-    };
-    ring.reap(&mut answers);
-    while answers.is_empty()
-        && matches!(&waited, Err(error) if error.kind() == io::ErrorKind::Interrupted)
-    {
-        waited = ring.wait(None);
-        ring.reap(&mut answers);
-    }
-    match answers.pop_front() {
-        Some((_, 1..)) => Ok(()),
-        Some((_, 0)) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Some((_, errno)) => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
-        None if ring.has_unsubmitted() => waited,
-        None => {
-            core::mem::forget((ring, buffer, transfer));
-            waited.and_then(|()| Err(io::ErrorKind::TimedOut.into()))
-        }
     }
 }
