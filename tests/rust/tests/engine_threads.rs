@@ -333,31 +333,3 @@ fn a_panic_in_the_sink_poisons_the_engine_and_ends_nothing_else() {
     assert!(engine.poisoned());
     assert!(engine.shutdown(SOON));
 }
-
-#[test]
-fn an_idle_engine_uses_no_processor_time() {
-    let bench = Bench::new(8, 8);
-    bench.submit(0..100, READ, SOON);
-    bench.wait(100);
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "what the kernel says of the threads"
-    )]
-    let used = || {
-        // Ticks of user and system time of the engine's threads, 10 ms each.
-        let (mut ticks, mut threads) = (0, 0);
-        for task in std::path::Path::new("/proc/self/task").read_dir().unwrap() {
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
-            if let Some((_, rest)) = stat.unwrap_or_default().split_once("(kvstrata-io) ") {
-                let fields: Vec<&str> = rest.split(' ').collect();
-                ticks += fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-                threads += 1;
-            }
-        }
-        assert!(threads >= 8, "{threads} threads");
-        ticks
-    };
-    let before = used();
-    SystemClock.sleep(Duration::from_secs(2));
-    assert!(used() - before <= 1);
-}
