@@ -76,6 +76,22 @@ def test_an_engine_that_ends_well_gives_its_result_and_progress(
     assert said[0].startswith("half way")
 
 
+def test_the_sockets_that_vllm_leaves_are_removed(
+    files: process.EngineFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import json, os, socket, sys; "
+        "path = os.environ['VLLM_RPC_BASE_PATH'] + '/' + 36 * 'x'; "
+        "socket.socket(socket.AF_UNIX).bind(path); "
+        "json.dump({'path': path, 'bound': os.path.exists(path)}, open(sys.argv[1], 'w'))"
+    )
+    command = [sys.executable, "-c", code, str(files.result)]
+    monkeypatch.setattr(process, "_command", lambda _: command)
+    done = process.run_engine(files, {"engine": {}}, lambda _: None)
+    assert done.result["bound"]
+    assert not Path(done.result["path"]).parent.exists()
+
+
 def test_an_interrupt_ends_the_engine_too(
     files: process.EngineFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

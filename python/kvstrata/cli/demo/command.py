@@ -35,9 +35,9 @@ answered from vLLM's own prefix cache. Two checks show that the comparison would
 a loaded row replaced behind the checksum's back must change the output; a byte flipped on disk must
 be found and recomputed.
 
-Two engines are started per model; each start takes about a minute on two cores. Exit status: 0 when
-everything held, 1 when tokens differ, less than 90% was reloaded or a check failed, 2 when the demo
-could not run.
+Two engines are started per model; each start takes one or two minutes on two cores. Exit status:
+0 when everything held, 1 when tokens differ, less than 90% was reloaded or a check failed, 2 when
+the demo could not run.
 """
 
 _NO_VLLM = """\

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,8 @@ def run_engine(
 ) -> EngineRun:
     """Start an engine process, wait for its end, return what it answered.
 
-    The process and everything it started has ended when this returns or raises, and the shared
-    memory they mapped is gone: what they left is removed and named in the answer.
+    The process and everything it started has ended when this returns or raises, and their sockets
+    and the shared memory they mapped are gone: regions they left are named in the answer.
 
     # Errors
     `EngineError` when the process fails, gives no result, or is not done after `timeout_s`.
@@ -87,14 +88,18 @@ def run_engine(
     seen: set[Path] = set()
     left_processes: list[int] = []
     left_shared: list[str] = []
-    with files.log.open("wb") as log:
+    # vLLM never removes its sockets. Not next to the files: a socket's path has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstrata-", ignore_cleanup_errors=True) as sockets,
+        files.log.open("wb") as log,
+    ):
         process = subprocess.Popen(
             _command(files),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | _ENVIRONMENT,
+            env=os.environ | _ENVIRONMENT | {"VLLM_RPC_BASE_PATH": sockets},
         )
         try:
             ended = _watch(process, files.progress, say, timeout_s, seen)
