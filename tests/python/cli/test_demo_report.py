@@ -10,7 +10,7 @@ from kvstrata.cli.demo import report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FLIP = {"file": "/root/m/g0.rows", "offset": 12288, "group": 0}
+FLIP = {"file": "/kv/m/g0.rows", "offset": 12288, "group": 0}
 
 
 def judge(answers: Any) -> dict[str, Any]:
