@@ -161,6 +161,19 @@ fn a_held_load_ends_at_its_deadline_only_where_busy_slots_are_honoured() {
         faulty.harness.offsets(4)
     );
     assert_eq!(faulty.harness.found(&own), [false; 4]);
+    // What the kernel returns late says nothing about the row: its slot is not looked at.
+    faulty.harness.wipe();
+    faulty.engine.release();
+    while !faulty.harness.tier.busy_offsets().unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    faulty.harness.tier.drain().unwrap();
+    assert_eq!(faulty.harness.stat("corrupt_rows"), 0);
+    faulty.choose(|_| Fault::None);
+    assert_eq!(faulty.harness.store(&own), [Outcome::Ok; 4]);
+    faulty.fail(Direction::Read, Fault::Hold);
+    let job = faulty.harness.begin_load(&own);
+    assert_eq!(faulty.harness.result(job).outcomes, [Outcome::Timeout; 4]);
     let error = faulty
         .harness
         .tier

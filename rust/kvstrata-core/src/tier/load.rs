@@ -89,13 +89,19 @@ impl DiskTier {
 
     /// Takes a read operation back: verifies each row, splits a failed run, settles the rest.
     pub(super) fn complete_load(&self, flight: Flight, completion: &Completion) {
+        if flight.abandoned {
+            // Its keys have their outcomes, and its slots may be another's from now on: nothing of
+            // them is looked at.
+            self.end_load(&mut lock(&self.state), &flight, &[], None);
+            return;
+        }
         match &completion.result {
             Ok(()) => self.settle_read(&flight),
             Err(failure @ (Failure::TimedOut | Failure::Closed)) => {
                 self.settle_failed_load(&flight, Outcome::Timeout, &failure.to_string());
             }
             // One bad row costs its neighbours nothing: each is read again alone.
-            Err(_) if flight.rows.len() > 1 && !flight.abandoned => self.split_load(flight),
+            Err(_) if flight.rows.len() > 1 => self.split_load(flight),
             Err(failure) => self.settle_read_failure(&flight, *failure),
         }
     }
