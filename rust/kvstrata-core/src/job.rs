@@ -2,14 +2,14 @@
 
 use core::time::Duration;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::clock::Clock;
-use crate::sys::sync::{Arc, Condvar, Mutex, lock};
+use crate::sys::sync::{Arc, Condvar, Mutex, lock, wait_timeout_while};
 
 /// The caller's number of a job.
 pub type JobId = u64;
@@ -157,6 +157,13 @@ pub struct JobTable {
     clock: Arc<dyn Clock>,
 }
 
+impl AsFd for JobTable {
+    /// The eventfd of [`JobTable::fileno`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
 impl JobTable {
     /// An empty table with a new eventfd.
     ///
@@ -291,20 +298,16 @@ impl JobTable {
     /// Waits until a job has finished or `timeout` is over, then acts as [`JobTable::poll`].
     pub fn wait(&self, timeout: Duration) -> Vec<JobResult> {
         let table = lock(&self.table);
-        let (mut table, _) = self
-            .changed
-            .wait_timeout_while(table, timeout, |table| table.finished.is_empty())
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let nothing_yet = |table: &mut Table| table.finished.is_empty();
+        let mut table = wait_timeout_while(&self.changed, table, timeout, nothing_yet);
         self.take(&mut table)
     }
 
     /// Waits until no job is running or `timeout` is over; says whether none is.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let table = lock(&self.table);
-        let (table, _) = self
-            .changed
-            .wait_timeout_while(table, timeout, |table| !table.running.is_empty())
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let busy = |table: &mut Table| !table.running.is_empty();
+        let table = wait_timeout_while(&self.changed, table, timeout, busy);
         table.running.is_empty()
     }
 

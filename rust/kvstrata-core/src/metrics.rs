@@ -1,10 +1,13 @@
 //! Counters of a tier: atomic, monotonic, read as one snapshot.
 
+pub mod histogram;
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::job::{JobKind, Outcome};
+use crate::metrics::histogram::Histogram;
 
 /// A counter that only grows.
 #[derive(Debug, Default)]
@@ -47,6 +50,39 @@ impl OutcomeCounters {
     }
 }
 
+/// How long jobs and operations take, and how long they wait before.
+#[derive(Debug, Default)]
+pub struct Latencies {
+    /// Loads: from the call to the last outcome.
+    pub load: Histogram,
+    /// Stores: from the call to the last outcome.
+    pub store: Histogram,
+    /// Stores: from the call until the writer thread begins to plan them.
+    pub store_plan_wait: Histogram,
+    /// Reads: from the tier's handing them to the engine to their start.
+    pub read_wait: Histogram,
+    /// Reads: from their start to their end.
+    pub read: Histogram,
+    /// Writes: from the tier's handing them to the engine to their start.
+    pub write_wait: Histogram,
+    /// Writes: from their start to their end.
+    pub write: Histogram,
+}
+
+impl Latencies {
+    fn snapshot(&self) -> Value {
+        json!({
+            "load": self.load.snapshot(),
+            "store": self.store.snapshot(),
+            "store_plan_wait": self.store_plan_wait.snapshot(),
+            "read_wait": self.read_wait.snapshot(),
+            "read": self.read.snapshot(),
+            "write_wait": self.write_wait.snapshot(),
+            "write": self.write.snapshot(),
+        })
+    }
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Everything a tier counts over its life, in keys or bytes as named.
@@ -54,6 +90,8 @@ macro_rules! counters {
         pub struct Metrics {
             store_outcomes: OutcomeCounters,
             load_outcomes: OutcomeCounters,
+            /// How long things take.
+            pub latency: Latencies,
             $($(#[$doc])* pub $name: Counter,)*
         }
 
@@ -64,6 +102,7 @@ macro_rules! counters {
                 $(all.insert(stringify!($name).to_owned(), Value::from(self.$name.get()));)*
                 all.insert("store_outcomes".to_owned(), self.store_outcomes.snapshot());
                 all.insert("load_outcomes".to_owned(), self.load_outcomes.snapshot());
+                all.insert("latency".to_owned(), self.latency.snapshot());
                 all
             }
         }
@@ -71,6 +110,10 @@ macro_rules! counters {
 }
 
 counters! {
+    /// Keys of stores, in keys: the sum of their outcomes and of those without one yet.
+    store_keys,
+    /// Keys of loads, in keys: the sum of their outcomes and of those without one yet.
+    load_keys,
     /// Payload bytes stored.
     bytes_stored,
     /// Payload bytes loaded and verified.
@@ -89,17 +132,40 @@ counters! {
     retired_rows,
     /// Files and entries in the namespace that could not be used at open.
     junk,
+    /// Files removed at open that an earlier process was making when it ended.
+    leftovers,
     /// Row files that vanished or were cut while open.
     lost_files,
+    /// Keys of loads that shared another load's read of their row.
+    coalesced_loads,
+    /// Keys of loads refused because too much was being loaded, or too many reads were stuck.
+    refused_loads,
     /// Lookups asked, in keys.
     lookups,
     /// Lookups answered yes, in keys.
     lookup_hits,
+    /// Times that a circuit opened: reads or writes were given up for a while.
+    circuit_openings,
+    /// Lookups answered no because reads were given up, in keys.
+    circuit_missed_lookups,
+    /// Loads that ended as misses because reads were given up, in keys.
+    circuit_missed_loads,
+    /// Stores dropped because writes were given up, in keys.
+    circuit_dropped_stores,
     /// Errors that were logged, or would have been but for the rate limit.
     errors,
 }
 
 impl Metrics {
+    /// Counts the keys of a job that was begun.
+    pub fn offer(&self, kind: JobKind, keys: usize) {
+        let counter = match kind {
+            JobKind::Store => &self.store_keys,
+            JobKind::Load => &self.load_keys,
+        };
+        counter.add(u64::try_from(keys).unwrap_or(u64::MAX));
+    }
+
     /// Counts the end of one key.
     pub fn count(&self, kind: JobKind, outcome: Outcome) {
         match kind {

@@ -86,6 +86,13 @@ impl Notices {
         waiting.lines.push_back(Notice { level, text });
     }
 
+    /// Keeps a line about `subject` unless there ever was one.
+    pub fn say_once(&self, level: Level, subject: &'static str, text: impl FnOnce() -> String) {
+        if !lock(&self.waiting).last.contains_key(subject) {
+            self.say(level, subject, text);
+        }
+    }
+
     /// Takes the lines kept so far.
     pub fn take(&self) -> Vec<Notice> {
         lock(&self.waiting).lines.drain(..).collect()

@@ -7,6 +7,7 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvstrata_core::error::ErrorKind;
+use kvstrata_core::key::Key;
 use kvstrata_core::tier::Tier;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyResourceWarning;
@@ -57,11 +58,7 @@ impl Handle {
         work: impl FnOnce(&Tier) -> T + Send,
     ) -> PyResult<T> {
         if self.is_forked() {
-            let text = format!(
-                "the tier belongs to process {}, which forked this one",
-                self.process
-            );
-            return Err(exception(py, ErrorKind::Closed, text));
+            return Err(self.forked(py));
         }
         if self.is_closed() {
             return Err(exception(
@@ -75,10 +72,35 @@ impl Handle {
         Ok(value)
     }
 
-    /// Closes the tier and releases the buffer. After success, and in a forked child, it does nothing.
+    /// Whether a row can be loaded; `None` where that is not known yet. What the core has to say
+    /// about it is logged by the next other call. Not for a forked child.
+    pub(crate) fn has(&self, key: &Key) -> Option<bool> {
+        if self.is_closed() {
+            return Some(false);
+        }
+        let found = self.tier.lookup(core::slice::from_ref(key));
+        found
+            .ok()
+            .map_or(Some(false), |found| found.first().copied().flatten())
+    }
+
+    /// The error of every call in a forked child.
+    fn forked(&self, py: Python<'_>) -> PyErr {
+        let text = format!(
+            "the tier belongs to process {}, which forked this one",
+            self.process
+        );
+        exception(py, ErrorKind::Closed, text)
+    }
+
+    /// Closes the tier and releases the buffer. After success it does nothing; a forked child is
+    /// refused.
     pub(crate) fn close(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
-        if self.is_closed() || self.is_forked() {
+        if self.is_closed() {
             return Ok(());
+        }
+        if self.is_forked() {
+            return Err(self.forked(py));
         }
         let (closed, notices) = py.detach(|| (self.tier.close(timeout), self.tier.take_notices()));
         notices::log(py, notices);
@@ -96,7 +118,8 @@ impl Handle {
         self.closed.load(Ordering::Acquire)
     }
 
-    fn is_forked(&self) -> bool {
+    /// Whether this is a child of the process that opened the tier.
+    pub(crate) fn is_forked(&self) -> bool {
         process::id() != self.process
     }
 

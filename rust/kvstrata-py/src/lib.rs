@@ -5,11 +5,35 @@
 
 mod arena;
 mod arguments;
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made for one call each"
+)]
+mod cache_policy;
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made for one call each"
+)]
+mod cpu_tier;
+mod environment;
 mod error;
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made for one call each"
+)]
+mod gc;
 mod handle;
 mod job_result;
 mod json;
+mod namespace;
 mod notices;
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made for one call each"
+)]
+mod open;
+mod requests;
+mod simulate;
 #[expect(
     clippy::needless_pass_by_value,
     reason = "arguments are made for one call each"
@@ -22,11 +46,23 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::cache_policy::{CacheOrder, LruOrder};
+    #[pymodule_export]
+    use crate::cpu_tier::CpuTier;
+    #[pymodule_export]
+    use crate::gc::collect_garbage;
+    #[pymodule_export]
     use crate::job_result::JobResult;
     #[pymodule_export]
-    use crate::tier::Tier;
+    use crate::namespace::{Fingerprint, manifest_differences, manifest_digest};
     #[pymodule_export]
-    use crate::tier::open_tier;
+    use crate::open::open_tier;
+    #[pymodule_export]
+    use crate::requests::RequestBook;
+    #[pymodule_export]
+    use crate::simulate::Trace;
+    #[pymodule_export]
+    use crate::tier::Tier;
 
     /// Version of this build.
     #[pymodule_export]

@@ -3,105 +3,24 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use kvstrata_core::config::TierOptions;
-use kvstrata_core::error::Error;
+use kvstrata_core::error::{Error, ErrorKind};
+use kvstrata_core::eviction::request::{Context, Hint};
+use kvstrata_core::key::Key;
 use kvstrata_core::{job, tier};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arena::ArenaBuffer;
-use crate::arguments::{
-    Capacity, Deadline, Flag, HonoursBusy, IoBackend, JobId, Keys, MinFree, Offsets, Policy,
-    Required, Root, RowBytes, Seconds, ShareMode, SizeText, Text, Timeout,
-};
-use crate::error::{raised, refused};
+use crate::arguments::{JobId, Keys, Offsets, Seconds, Timeout};
+use crate::error::{exception, raised};
 use crate::handle::Handle;
 use crate::job_result::JobResult;
-use crate::json::{self, Manifest};
-use crate::notices;
+use crate::json;
 
 /// Longest stretch of a wait between two looks for signals.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// Opens a tier on a directory.
-///
-/// * ``url``: ``file:///var/kv`` or a path; the directory is created if it is missing.
-/// * ``manifest``: identity fields, any JSON values. ``"model"`` (str, required) names the
-///   directory. Format version, group ids and ``row_bytes`` are added. Rows are only ever shared
-///   between tiers whose whole manifests are equal.
-/// * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
-/// * ``arena``: writable, C-contiguous buffer that holds the slots. The tier keeps it until it is
-///   closed: until then it can be neither freed nor resized.
-/// * ``capacity``: bytes the tier may use: ``"10GiB"``, ``"80%"`` of the file system, or an int.
-/// * ``min_free``: bytes to leave free on the file system, in the same forms.
-/// * ``policy``: which rows go first when space is needed; ``"lru"``.
-/// * ``io_backend``: ``"auto"``, ``"threads"`` or ``"uring"``.
-/// * ``deadline_s``: seconds after which an operation counts as failed.
-/// * ``share_mode``: ``"private"``: only this user can read the rows.
-/// * ``required``: False gives, where the root cannot be used, a tier that misses and retries by
-///   itself.
-/// * ``honours_busy``: False: a result comes only when the kernel has returned every operation on
-///   the job's slots. True: a load may end at its deadline with ``busy`` positions, and the caller
-///   does not reuse those slots while ``busy_offsets()`` names them.
-///
-/// Raises ``ConfigError`` (also a ``ValueError``), which names the argument, path or field.
-#[pyfunction]
-#[pyo3(
-    signature = (
-        url, *, manifest, row_bytes, arena, capacity, min_free=SizeText::percent(5.0),
-        policy=Text::new("lru"), io_backend=Text::new("auto"), deadline_s=Seconds::new(30),
-        share_mode=Text::new("private"), required=Flag::TRUE, honours_busy=Flag::FALSE,
-    ),
-    text_signature = "(url, *, manifest, row_bytes, arena, capacity, min_free='5%', policy='lru', \
-        io_backend='auto', deadline_s=30.0, share_mode='private', required=True, honours_busy=False)"
-)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "each has a name in Python, where they are keywords"
-)]
-pub(crate) fn open_tier(
-    py: Python<'_>,
-    url: Root,
-    manifest: Manifest,
-    row_bytes: RowBytes,
-    arena: ArenaBuffer,
-    capacity: SizeText<Capacity>,
-    min_free: SizeText<MinFree>,
-    policy: Text<Policy>,
-    io_backend: Text<IoBackend>,
-    deadline_s: Seconds<Deadline>,
-    share_mode: Text<ShareMode>,
-    required: Flag<Required>,
-    honours_busy: Flag<HonoursBusy>,
-) -> PyResult<Tier> {
-    let options = TierOptions {
-        root: url.0,
-        identity: manifest.0,
-        row_bytes: row_bytes.0,
-        capacity: capacity.value,
-        min_free: min_free.value,
-        policy: policy.value,
-        io_backend: io_backend.value,
-        deadline: deadline_s.value,
-        share_mode: share_mode.value,
-        required: required.value,
-        honours_busy: honours_busy.value,
-    };
-    let (arena, buffer) = arena.split();
-    let opened = py.detach(|| {
-        tier::Tier::open(options, arena).map(|tier| {
-            let notices = tier.take_notices();
-            (tier, notices)
-        })
-    });
-    let (tier, notices) = opened.map_err(|error| refused(py, &error))?;
-    let handle = Handle::new(tier, buffer);
-    notices::log(py, notices);
-    Ok(Tier { handle })
-}
-
-/// A storage tier on a directory; made by :func:`kvstrata.open_tier`.
+/// A storage tier on a directory or a bucket; made by :func:`kvstrata.open_tier`.
 ///
 /// A key is a block hash (16 to 64 bytes) and a 4-byte big-endian group id; an offset is the
 /// byte offset of a slot in the arena. A slot of a store must not be written, nor one of a load
@@ -112,7 +31,7 @@ pub(crate) fn open_tier(
 /// at the end.
 #[pyclass(frozen, module = "kvstrata")]
 pub(crate) struct Tier {
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 impl Tier {
@@ -125,6 +44,12 @@ impl Tier {
         self.handle
             .detached(py, work)?
             .map_err(|error| raised(py, &error))
+    }
+
+    /// Whether a row can be loaded, without giving the interpreter lock away: it takes less than a
+    /// microsecond. A closed tier has nothing.
+    pub(crate) fn has(&self, key: &Key) -> Option<bool> {
+        self.handle.has(key)
     }
 
     fn results(py: Python<'_>, results: Vec<job::JobResult>) -> PyResult<Vec<JobResult>> {
@@ -203,6 +128,50 @@ impl Tier {
         self.checked(py, |tier| tier.touch(&keys.0))
     }
 
+    /// A request has arrived: its one access to its keys, whichever of them are here.
+    ///
+    /// * ``request_id``: any text that no other open request has; one that is open changes nothing.
+    /// * ``keys``: all its keys in token order, found or not.
+    /// * ``prompt_tokens``: tokens of its prompt, ``None`` if not known.
+    /// * ``new_tokens``: those of them that no earlier request had, ``None`` if not known.
+    /// * ``hint``: ``"tool_use"`` or ``"end_of_turn"``: what follows, if the caller knows.
+    ///
+    /// Loads and touches of its keys do not count again until ``finish``, and its rows go last.
+    #[pyo3(signature = (request_id, keys, *, prompt_tokens, new_tokens, hint=None))]
+    fn observe(
+        &self,
+        py: Python<'_>,
+        request_id: &str,
+        keys: Keys,
+        prompt_tokens: Option<u32>,
+        new_tokens: Option<u32>,
+        hint: Option<&str>,
+    ) -> PyResult<()> {
+        let hint = match hint {
+            None => Hint::None,
+            Some("tool_use") => Hint::ToolUse,
+            Some("end_of_turn") => Hint::EndOfTurn,
+            Some(other) => {
+                let text =
+                    format!("hint is {other:?}; \"tool_use\" or \"end_of_turn\" is expected");
+                return Err(exception(py, ErrorKind::Argument, text));
+            }
+        };
+        let context = Context {
+            prompt_tokens,
+            new_tokens,
+            hint,
+        };
+        self.checked(py, |tier| tier.observe(request_id, &keys.0, context))
+    }
+
+    /// An observed request has ended with a response of so many tokens; ``None`` if not known.
+    ///
+    /// One that is not open is ignored.
+    fn finish(&self, py: Python<'_>, request_id: &str, output_tokens: Option<u32>) -> PyResult<()> {
+        self.checked(py, |tier| tier.finish(request_id, output_tokens))
+    }
+
     /// Hides each key's row at once; its space follows. Unknown keys are ignored.
     fn remove(&self, py: Python<'_>, keys: Keys) -> PyResult<()> {
         self.checked(py, |tier| tier.remove(&keys.0))
@@ -217,13 +186,13 @@ impl Tier {
         self.checked(py, tier::Tier::reset)
     }
 
-    /// Counters and gauges, with units in their names.
+    /// Counters and gauges, with units in their names; ``docs/STATS.md`` lists them.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         json::dict(py, &self.checked(py, tier::Tier::stats)?)
     }
 
-    /// What was found out about the root when it was opened.
+    /// What was found out about the directory or bucket when it was opened.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         json::dict(py, &self.checked(py, tier::Tier::capabilities)?)
@@ -232,8 +201,8 @@ impl Tier {
     /// Closes the tier and gives the arena back, within ``timeout_s`` seconds.
     ///
     /// Raises ``BusyError`` only while the kernel still owns bytes of the arena; call it again
-    /// then. After success it does nothing. A child of a fork cannot close its parent's tier:
-    /// there it does nothing either.
+    /// then. After success it does nothing. A forked child is refused, as by every method: the tier
+    /// is its parent's. Leaving a ``with`` block there closes nothing.
     #[pyo3(signature = (timeout_s=Seconds::new(10)), text_signature = "($self, timeout_s=10.0)")]
     fn close(&self, py: Python<'_>, timeout_s: Seconds<Timeout>) -> PyResult<()> {
         self.handle.close(py, timeout_s.value)
@@ -252,6 +221,11 @@ impl Tier {
         _exception: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        // A child that leaves its parent's `with` block has nothing to close, and must not end with
+        // another error than its own.
+        if self.handle.is_forked() {
+            return Ok(());
+        }
         self.close(py, Seconds::new(10))
     }
 

@@ -97,9 +97,21 @@ impl FaultyEngine {
         state.held.len() + state.delayed.len()
     }
 
-    /// Delivers everything held back and starts everything stalled.
+    /// Delivers the completions held by [`Fault::Hold`], the last one first.
+    pub fn release_backwards(&self) {
+        let held = core::mem::take(&mut lock(&self.shared.state).held);
+        for completion in held.into_iter().rev() {
+            self.shared.deliver(completion);
+        }
+    }
+
+    /// Delivers everything held back, lets pass what would be and is still under way, and starts
+    /// everything stalled.
     pub fn release(&self) {
         let mut state = lock(&self.shared.state);
+        state
+            .faults
+            .retain(|_, fault| !matches!(fault, Fault::Hold | Fault::Delay(_)));
         let delayed: Vec<_> = state
             .delayed
             .drain(..)
@@ -113,6 +125,12 @@ impl FaultyEngine {
             .chain(held)
             .for_each(|completion| self.shared.deliver(completion));
         self.inner.submit(stalled);
+    }
+
+    /// Submits everything stalled again: the plan chooses its fault anew.
+    pub fn submit_stalled_again(&self) {
+        let stalled = core::mem::take(&mut lock(&self.shared.state).stalled);
+        self.submit(stalled);
     }
 }
 

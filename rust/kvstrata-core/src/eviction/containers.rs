@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::links::{Linked, Links, List, NONE};
+use super::links::{Links, List, NONE, Nodes};
 use super::{Class, ContainerId, Placement};
 
 /// Number of a container's record; entries keep it instead of the container's id.
@@ -17,9 +17,10 @@ struct Container {
     last_access: u64,
 }
 
-impl Linked for Container {
-    fn links(&mut self) -> &mut Links {
-        &mut self.links
+impl Nodes for Vec<Container> {
+    fn links(&mut self, number: u32) -> Option<&mut Links> {
+        let record = self.get_mut(usize::try_from(number).ok()?)?;
+        Some(&mut record.links)
     }
 }
 
@@ -29,16 +30,23 @@ pub(super) struct Containers {
     records: Vec<Container>,
     free: Vec<Slot>,
     slots: HashMap<ContainerId, Slot>,
-    lists: HashMap<Class, List>,
+    /// By class.
+    lists: Vec<List>,
+    /// The one entered last: the next entry goes there, too, as a rule.
+    latest: Option<(ContainerId, Slot)>,
 }
 
 impl Containers {
     /// Counts a new entry and returns the container's slot.
     pub(super) fn enter(&mut self, placement: Placement) -> Slot {
-        let slot = match self.slots.get(&placement.container) {
-            Some(slot) => *slot,
-            None => self.create(placement),
+        let slot = match self.latest {
+            Some((container, slot)) if container == placement.container => slot,
+            _ => match self.slots.get(&placement.container) {
+                Some(slot) => *slot,
+                None => self.create(placement),
+            },
         };
+        self.latest = Some((placement.container, slot));
         if let Some(record) = self.record_mut(slot) {
             debug_assert_eq!(
                 record.placement.class, placement.class,
@@ -61,7 +69,8 @@ impl Containers {
         let placement = record.placement;
         if record.entries == 0 {
             self.slots.remove(&placement.container);
-            if let Some(list) = self.lists.get_mut(&placement.class) {
+            self.latest = None;
+            if let Some(list) = self.lists.get_mut(usize::from(placement.class.0)) {
                 list.unlink(&mut self.records, slot);
             }
             self.free.push(slot);
@@ -75,9 +84,32 @@ impl Containers {
         };
         record.last_access = tick;
         let class = record.placement.class;
-        if let Some(list) = self.lists.get_mut(&class) {
+        if let Some(list) = self.lists.get_mut(usize::from(class.0))
+            && list.warmest() != slot
+        {
             list.unlink(&mut self.records, slot);
             list.push_warmest(&mut self.records, slot);
+        }
+    }
+
+    /// Notes an access as [`Containers::accessed`] does, but leaves the order of containers to
+    /// [`Containers::sort`]; returns the class.
+    pub(super) fn last_access(&mut self, slot: Slot, tick: u64) -> Option<Class> {
+        let record = self.record_mut(slot)?;
+        record.last_access = tick;
+        Some(record.placement.class)
+    }
+
+    /// Puts all containers in the order of their last access.
+    pub(super) fn sort(&mut self) {
+        let mut slots: Vec<(u64, Slot)> = self
+            .slots
+            .values()
+            .filter_map(|slot| Some((self.record(*slot)?.last_access, *slot)))
+            .collect();
+        slots.sort_unstable();
+        for (tick, slot) in slots {
+            self.accessed(slot, tick);
         }
     }
 
@@ -95,6 +127,11 @@ impl Containers {
         }
     }
 
+    /// Tick of the last access to a container.
+    pub(super) fn tick_of(&self, slot: Slot) -> Option<u64> {
+        self.record(slot).map(|record| record.last_access)
+    }
+
     /// The class of a container's entries.
     pub(super) fn class(&self, slot: Slot) -> Option<Class> {
         self.record(slot).map(|record| record.placement.class)
@@ -107,17 +144,26 @@ impl Containers {
             .map(|record| (slot, record.pinned_entries > 0))
     }
 
-    /// See [`EvictionPolicy::coldest_container`](super::EvictionPolicy::coldest_container).
-    pub(super) fn coldest(&self, class: Class) -> Option<(ContainerId, u64)> {
-        let mut slot = self.lists.get(&class)?.coldest();
-        while slot != NONE {
-            let record = self.record(slot)?;
+    /// See [`EvictionPolicy::coldest_containers`](super::EvictionPolicy::coldest_containers).
+    pub(super) fn coldest(&self, class: Class, most: usize) -> Vec<(ContainerId, u64)> {
+        let mut found = Vec::new();
+        let list = self.lists.get(usize::from(class.0));
+        let mut slot = list.map_or(NONE, |list| list.coldest());
+        while found.len() < most {
+            let Some(record) = self.record(slot) else {
+                break;
+            };
             if record.pinned_entries == 0 {
-                return Some((record.placement.container, record.last_access));
+                found.push((record.placement.container, record.last_access));
             }
             slot = record.links.warmer();
         }
-        None
+        found
+    }
+
+    /// Number of containers that hold entries.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
     }
 
     /// Bytes of memory held, without the allocator's own.
@@ -146,8 +192,13 @@ impl Containers {
             slot
         };
         self.slots.insert(placement.container, slot);
-        let list = self.lists.entry(placement.class).or_insert(List::new());
-        list.push_warmest(&mut self.records, slot);
+        let class = usize::from(placement.class.0);
+        if self.lists.len() <= class {
+            self.lists.resize(class + 1, List::new());
+        }
+        if let Some(list) = self.lists.get_mut(class) {
+            list.push_warmest(&mut self.records, slot);
+        }
         slot
     }
 

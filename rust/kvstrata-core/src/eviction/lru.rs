@@ -1,6 +1,6 @@
 //! Least recently used.
 //!
-//! One list per class, coldest first, threaded through a vector that is indexed by handle:
+//! One list per class, coldest first, threaded through nodes that are numbered by handle:
 //! 24 bytes per entry ([`ENTRY_BYTES`]), every change in constant time.
 //!
 //! Pinned entries stay where they are in the list, so that an unpin costs nothing and keeps the
@@ -9,15 +9,22 @@
 //! class's *late* map, ordered by tick, from which evictions take as from the list. Rows in use
 //! are seldom cold, so the late map is almost always empty.
 
+mod fill;
+
 use std::collections::BTreeMap;
 
 use super::containers::{Containers, Slot};
-use super::links::{Linked, Links, List, NONE};
+use super::links::{Links, List, NONE, Nodes};
+use super::request::{EndedKey, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
+use crate::chunked::Chunked;
 
 /// Bytes of memory per entry, besides parked entries and containers.
 pub const ENTRY_BYTES: usize = 24;
 const _: () = assert!(size_of::<Node>() == ENTRY_BYTES);
+
+/// So many pins are not counted any more: the entry stays pinned for good.
+const PINS_LOST: u16 = u16::MAX;
 
 /// Where a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +58,9 @@ impl Node {
     };
 }
 
-impl Linked for Node {
-    fn links(&mut self) -> &mut Links {
-        &mut self.links
+impl Nodes for Chunked<Node> {
+    fn links(&mut self, number: u32) -> Option<&mut Links> {
+        self.get_mut(number).map(|node| &mut node.links)
     }
 }
 
@@ -67,11 +74,12 @@ struct ClassOrder {
 /// The policy; see the module.
 #[derive(Debug, Default)]
 pub struct Lru {
-    nodes: Vec<Node>,
+    nodes: Chunked<Node>,
     classes: Vec<ClassOrder>,
     containers: Containers,
     tick: u64,
     length: usize,
+    visited: u64,
 }
 
 impl Lru {
@@ -81,16 +89,12 @@ impl Lru {
     }
 
     fn node(&self, number: u32) -> Option<&Node> {
-        let node = usize::try_from(number)
-            .ok()
-            .and_then(|index| self.nodes.get(index))?;
+        let node = self.nodes.get(number)?;
         (node.state != State::Absent).then_some(node)
     }
 
     fn node_mut(&mut self, number: u32) -> Option<&mut Node> {
-        let node = usize::try_from(number)
-            .ok()
-            .and_then(|index| self.nodes.get_mut(index))?;
+        let node = self.nodes.get_mut(number)?;
         (node.state != State::Absent).then_some(node)
     }
 
@@ -125,6 +129,37 @@ impl Lru {
             }
             State::Parked | State::Absent => {}
         }
+    }
+
+    /// Makes a node of an entry that has none; it is in no list yet.
+    fn place(&mut self, entry: EntryId, placement: Placement, state: State) {
+        let Ok(index) = usize::try_from(entry.0) else {
+            return;
+        };
+        if entry.0 == NONE {
+            return;
+        }
+        while self.nodes.len() <= index {
+            self.nodes.push(Node::ABSENT);
+        }
+        while self.classes.len() <= usize::from(placement.class.0) {
+            let order = ClassOrder {
+                list: List::new(),
+                late: BTreeMap::new(),
+                evictable: 0,
+            };
+            self.classes.push(order);
+        }
+        let container = self.containers.enter(placement);
+        if let Some(node) = self.nodes.get_mut(entry.0) {
+            *node = Node {
+                container,
+                state,
+                ..Node::ABSENT
+            };
+        }
+        self.length += 1;
+        self.change_evictable(container, true);
     }
 
     /// Puts a detached node at the warm end with a new tick.
@@ -167,6 +202,7 @@ impl Lru {
     ) -> Option<Vec<u32>> {
         let mut chosen = Vec::with_capacity(need);
         let mut parked = Vec::new();
+        let mut visited = 0_u64;
         let order = self.order(class)?;
         let mut late = order.late.iter().peekable();
         let mut listed = order.list.coldest();
@@ -177,6 +213,7 @@ impl Lru {
                 (Some(_), _) => late.next().map_or(NONE, |(_, number)| *number),
                 (None, None) => break,
             };
+            visited = visited.saturating_add(1);
             if candidate == listed {
                 let Some(node) = self.node(listed) else { break };
                 listed = node.links.warmer();
@@ -189,14 +226,20 @@ impl Lru {
                 chosen.push(candidate);
             }
         }
+        self.visited = self.visited.saturating_add(visited);
         let enough = chosen.len() == need;
-        for number in parked {
+        self.park(parked);
+        enough.then_some(chosen)
+    }
+
+    /// Takes pinned entries out of the list, so that nobody meets them there again.
+    fn park(&mut self, pinned: Vec<u32>) {
+        for number in pinned {
             self.detach(number);
             if let Some(node) = self.node_mut(number) {
                 node.state = State::Parked;
             }
         }
-        enough.then_some(chosen)
     }
 }
 
@@ -205,36 +248,27 @@ impl EvictionPolicy for Lru {
         "lru"
     }
 
-    fn insert(&mut self, entry: EntryId, placement: Placement) {
+    fn ended(&mut self, _class: Class, keys: &[EndedKey]) {
+        for entry in keys.iter().rev().filter_map(|key| key.entry) {
+            self.access(entry);
+        }
+    }
+
+    fn insert(&mut self, entry: EntryId, _tag: Tag, placement: Placement) {
         self.remove(entry);
-        let Ok(index) = usize::try_from(entry.0) else {
-            return;
-        };
-        if entry.0 == NONE {
-            return;
-        }
-        if index >= self.nodes.len() {
-            self.nodes.resize(index + 1, Node::ABSENT);
-        }
-        while self.classes.len() <= usize::from(placement.class.0) {
-            let order = ClassOrder {
-                list: List::new(),
-                late: BTreeMap::new(),
-                evictable: 0,
-            };
-            self.classes.push(order);
-        }
-        let container = self.containers.enter(placement);
-        if let Some(node) = self.nodes.get_mut(index) {
-            *node = Node {
-                container,
-                state: State::Listed,
-                ..Node::ABSENT
-            };
-        }
-        self.length += 1;
-        self.change_evictable(container, true);
+        self.place(entry, placement, State::Listed);
         self.attach_warmest(entry.0);
+    }
+
+    fn fill(
+        &mut self,
+        placements: &mut dyn Iterator<Item = (EntryId, Tag, Placement)>,
+        coldest_first: &mut dyn Iterator<Item = EntryId>,
+    ) {
+        self.fill_empty(
+            &mut placements.map(|(entry, _, placement)| (entry, placement)),
+            coldest_first,
+        );
     }
 
     fn access(&mut self, entry: EntryId) {
@@ -258,22 +292,22 @@ impl EvictionPolicy for Lru {
     }
 
     fn pin(&mut self, entry: EntryId) {
-        let Some(node) = self.node(entry.0).copied() else {
+        let Some(node) = self.node_mut(entry.0) else {
             return;
         };
-        if node.state == State::Late {
+        let (pins, state, container) = (node.pins, node.state, node.container);
+        if state == State::Late {
             self.detach(entry.0);
         }
         if let Some(node) = self.node_mut(entry.0) {
-            debug_assert!(node.pins < u16::MAX, "pins are counted in 16 bits");
-            node.pins = node.pins.saturating_add(1);
-            if node.state == State::Late {
+            node.pins = pins.saturating_add(1);
+            if state == State::Late {
                 node.state = State::Parked;
             }
         }
-        if node.pins == 0 {
-            self.containers.pinned(node.container);
-            self.change_evictable(node.container, false);
+        if pins == 0 {
+            self.containers.pinned(container);
+            self.change_evictable(container, false);
         }
     }
 
@@ -282,6 +316,9 @@ impl EvictionPolicy for Lru {
             return;
         };
         if node.pins == 0 {
+            return;
+        }
+        if node.pins == PINS_LOST {
             return;
         }
         node.pins -= 1;
@@ -306,44 +343,39 @@ impl EvictionPolicy for Lru {
         self.order(class).map_or(0, |order| order.evictable)
     }
 
-    fn evict(
+    fn next_victims(
         &mut self,
         need: usize,
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
-        victims: &mut Vec<EntryId>,
-    ) -> bool {
+    ) -> Option<Vec<EntryId>> {
         if need == 0 {
-            return true;
+            return Some(Vec::new());
         }
         if self.evictable(class) < need {
-            return false;
+            return None;
         }
-        let Some(chosen) = self.choose(need, class, protected) else {
-            return false;
-        };
-        for number in chosen {
-            self.remove(EntryId(number));
-            victims.push(EntryId(number));
-        }
-        true
+        let chosen = self.choose(need, class, protected)?;
+        Some(chosen.into_iter().map(EntryId).collect())
     }
 
-    fn coldest(&self, class: Class) -> Option<u64> {
-        let order = self.order(class)?;
-        let late = order.late.first_key_value().map(|(tick, _)| *tick);
-        let mut listed = self.node(order.list.coldest());
-        while let Some(node) = listed.filter(|node| node.pins > 0) {
-            listed = self.node(node.links.warmer());
-        }
-        match (late, listed.map(|node| node.tick)) {
-            (Some(late), Some(listed)) => Some(late.min(listed)),
-            (late, listed) => late.or(listed),
-        }
+    fn coldest(&mut self, class: Class) -> Option<u64> {
+        let first = self
+            .next_victims(1, class, &|_| false)
+            .and_then(|mut chosen| chosen.pop())?;
+        self.node(first.0).map(|node| node.tick)
     }
 
-    fn coldest_container(&self, class: Class) -> Option<(ContainerId, u64)> {
-        self.containers.coldest(class)
+    fn now(&self) -> u64 {
+        self.tick
+    }
+
+    fn visited(&self) -> u64 {
+        self.visited
+    }
+
+    fn coldest_containers(&self, class: Class, most: usize) -> Vec<(ContainerId, u64)> {
+        self.containers.coldest(class, most)
     }
 
     fn remove_container(&mut self, container: ContainerId, victims: &mut Vec<EntryId>) -> bool {
@@ -354,9 +386,9 @@ impl EvictionPolicy for Lru {
             return false;
         }
         let first = victims.len();
-        for (index, node) in self.nodes.iter().enumerate() {
+        for (number, node) in (0..).zip(self.nodes.iter()) {
             if node.state != State::Absent && node.container == slot {
-                victims.extend(u32::try_from(index).map(EntryId));
+                victims.push(EntryId(number));
             }
         }
         for entry in victims.get(first..).unwrap_or_default() {
@@ -371,8 +403,6 @@ impl EvictionPolicy for Lru {
 
     fn memory_bytes(&self) -> usize {
         let late: usize = self.classes.iter().map(|order| order.late.len()).sum();
-        self.nodes.capacity() * ENTRY_BYTES
-            + late * size_of::<(u64, u32)>()
-            + self.containers.memory_bytes()
+        self.nodes.memory_bytes() + late * size_of::<(u64, u32)>() + self.containers.memory_bytes()
     }
 }

@@ -11,13 +11,24 @@
 //! ([`EvictionPolicy::access_request`] does that), once per request, at its start. Pinning and
 //! unpinning change no order: rows whose loads complete in any order keep the request's order.
 
+pub mod arc_vllm;
 mod containers;
+mod ghosts;
+mod ledger;
 mod links;
 pub mod lru;
+pub mod ranked;
+pub mod request;
+pub mod s3fifo;
+pub mod th;
+mod two_lists;
 
 use core::fmt::Debug;
 
+use hashbrown::HashMap;
+
 use crate::error::{Error, Result};
+use request::{Arrival, EndedKey, RequestId, Tag};
 
 /// Handle of a row in the index: dense, given by the index, reused after removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,12 +57,69 @@ pub struct Placement {
 /// Handles that the policy does not know are ignored by every method, as is an unpin without a
 /// pin: neither may cost a row or panic. A handle whose entry was removed while pinned may be
 /// given to another entry only after its last unpin.
-pub trait EvictionPolicy: Send + Debug {
+pub trait EvictionPolicy: Send + Sync + Debug {
     /// The name by which [`create`] knows the policy.
     fn name(&self) -> &'static str;
 
+    /// Says what time it is, in milliseconds since any fixed instant. Time that goes back stands
+    /// still. Policies that order by ticks alone ignore it.
+    fn set_time(&mut self, _milliseconds: u64) {}
+
+    /// Says how many entries there can be, where the caller knows it.
+    fn set_capacity(&mut self, _entries: usize) {}
+
+    /// A request has arrived. `resident` are its entries that are there, in token order: this is
+    /// the request's one access to them.
+    fn observe(&mut self, _arrival: &Arrival<'_>, resident: &[EntryId]) {
+        self.access_request(resident);
+    }
+
+    /// An observed request has ended. `resident` are its entries that are there now, in token
+    /// order, those inserted for it included: they take the order of one access to all of them.
+    fn finish(&mut self, _id: RequestId, _output_tokens: Option<u32>, resident: &[EntryId]) {
+        self.access_request(resident);
+    }
+
+    /// A request that nobody told of at its arrival has ended: its one access to its keys, in token
+    /// order. This is how vLLM's managers tell their policies.
+    fn ended(&mut self, _class: Class, keys: &[EndedKey]) {
+        for key in keys.iter().rev() {
+            if let Some(entry) = key.entry.filter(|_| key.used) {
+                self.access(entry);
+            }
+        }
+    }
+
+    /// Rows of these keys, in token order, are about to be stored, once per request and before
+    /// space is made for them: policies that remember what they evicted learn from it.
+    fn missed(&mut self, _tags: &[Tag]) {}
+
+    /// The probability that a key of an observed request is used again within an hour, if the
+    /// policy predicts it.
+    fn reuse_probability(&self, _tag: Tag) -> Option<f32> {
+        None
+    }
+
     /// Adds an entry as the most recent one, unpinned. An entry already there is replaced.
-    fn insert(&mut self, entry: EntryId, placement: Placement);
+    fn insert(&mut self, entry: EntryId, tag: Tag, placement: Placement);
+
+    /// Adds many entries to an empty policy. Their placements come in any order, each entry once;
+    /// `coldest_first` names the same entries (others are ignored) as calls of
+    /// [`EvictionPolicy::insert`] would.
+    fn fill(
+        &mut self,
+        placements: &mut dyn Iterator<Item = (EntryId, Tag, Placement)>,
+        coldest_first: &mut dyn Iterator<Item = EntryId>,
+    ) {
+        let placements: HashMap<EntryId, (Tag, Placement)> = placements
+            .map(|(entry, tag, placement)| (entry, (tag, placement)))
+            .collect();
+        for entry in coldest_first {
+            if let Some((tag, placement)) = placements.get(&entry) {
+                self.insert(entry, *tag, *placement);
+            }
+        }
+    }
 
     /// Makes an entry the most recent one, pinned or not.
     fn access(&mut self, entry: EntryId);
@@ -87,15 +155,68 @@ pub trait EvictionPolicy: Send + Debug {
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
         victims: &mut Vec<EntryId>,
-    ) -> bool;
+    ) -> bool {
+        let Some(chosen) = self.next_victims(need, class, protected) else {
+            return false;
+        };
+        for entry in &chosen {
+            self.evicted(*entry);
+        }
+        victims.extend(chosen);
+        true
+    }
 
-    /// Tick of the last access to the entry that is the class's next victim.
-    fn coldest(&self, class: Class) -> Option<u64>;
+    /// Evicts up to `need` entries for rows of the request that owns `tag`, as
+    /// [`EvictionPolicy::evict`] does, and returns how many. A policy that can tell takes only those
+    /// that are worth less: the caller leaves the rest of the request's tail out.
+    fn evict_for(
+        &mut self,
+        _tag: Tag,
+        need: usize,
+        class: Class,
+        protected: &dyn Fn(EntryId) -> bool,
+        victims: &mut Vec<EntryId>,
+    ) -> usize {
+        if self.evict(need, class, protected, victims) {
+            need
+        } else {
+            0
+        }
+    }
+
+    /// Forgets a victim that [`EvictionPolicy::next_victims`] named, as
+    /// [`EvictionPolicy::evict`] does: unlike a removed entry it may come back.
+    fn evicted(&mut self, entry: EntryId) {
+        self.remove(entry);
+    }
+
+    /// The victims that [`EvictionPolicy::evict`] would choose now, without forgetting them.
+    fn next_victims(
+        &mut self,
+        need: usize,
+        class: Class,
+        protected: &dyn Fn(EntryId) -> bool,
+    ) -> Option<Vec<EntryId>>;
+
+    /// Tick of the last access to the entry that is the class's next victim. Pinned entries at the
+    /// cold end are passed once, not at every call.
+    fn coldest(&mut self, class: Class) -> Option<u64>;
+
+    /// The latest tick: the age of what has tick `t` is `now() - t`.
+    fn now(&self) -> u64;
+
+    /// Entries looked at so far in search of victims: what eviction costs, on any machine.
+    fn visited(&self) -> u64;
 
     /// The container of `class` that has entries, none of them pinned, and was accessed longest
     /// ago, with the tick of that access. A container's last access is the last insertion or
     /// access of any entry it held, also of one removed since.
-    fn coldest_container(&self, class: Class) -> Option<(ContainerId, u64)>;
+    fn coldest_container(&self, class: Class) -> Option<(ContainerId, u64)> {
+        self.coldest_containers(class, 1).pop()
+    }
+
+    /// Up to `most` containers as of [`EvictionPolicy::coldest_container`], coldest first.
+    fn coldest_containers(&self, class: Class, most: usize) -> Vec<(ContainerId, u64)>;
 
     /// Forgets all entries of a container and appends them to `victims`, unless one of them is
     /// pinned: then nothing changes and false is returned.
@@ -116,7 +237,7 @@ pub trait EvictionPolicy: Send + Debug {
 }
 
 /// Names that [`create`] accepts.
-pub const POLICIES: &[&str] = &["lru"];
+pub const POLICIES: &[&str] = &["arc_vllm", "lru", "s3fifo", "th"];
 
 /// Makes an empty policy by its configuration name.
 ///
@@ -124,7 +245,10 @@ pub const POLICIES: &[&str] = &["lru"];
 /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) for a name not in [`POLICIES`].
 pub fn create(name: &str) -> Result<Box<dyn EvictionPolicy>> {
     match name {
+        "arc_vllm" => Ok(Box::new(arc_vllm::ArcVllm::new())),
+        "s3fifo" => Ok(Box::new(s3fifo::S3Fifo::new())),
         "lru" => Ok(Box::new(lru::Lru::new())),
+        "th" => Ok(Box::new(th::Th::new())),
         _ => Err(Error::config(format!(
             "policy {name:?} is not known; one of {} is expected",
             POLICIES.join(", ")

@@ -165,7 +165,7 @@ impl Superblock {
         WRITER.write(&mut page, self.writer.0);
         INCARNATION.write(&mut page, self.incarnation.to_le_bytes());
         CLEAN_STORE_ORDER.write(&mut page, self.clean_store_order.to_le_bytes());
-        let crc = crc32(&[page.get(..CRC.start()).unwrap_or(&[])]);
+        let crc = crc32(page.get(..CRC.start()).unwrap_or(&[]));
         CRC.write(&mut page, crc.to_le_bytes());
         page
     }
@@ -180,7 +180,7 @@ impl Superblock {
         if MAGIC_FIELD.read(sector) != MAGIC {
             return Err(FormatError::Magic);
         }
-        let computed = crc32(&[sector.get(..CRC.start()).unwrap_or(&[])]);
+        let computed = crc32(sector.get(..CRC.start()).unwrap_or(&[]));
         let found = u32::from_le_bytes(CRC.read(sector));
         if found != computed {
             return Err(FormatError::Crc { found, computed });

@@ -5,10 +5,14 @@
 //! still touch is freed, whoever loses interest. All engines keep one contract, stated at
 //! [`Engine`] and tested by one suite.
 
+pub mod alter;
 pub mod file;
+mod intake;
 mod plan;
 pub mod probe;
 mod queue;
+mod settle;
+mod start;
 pub mod threads;
 mod transfer;
 pub mod uring;
@@ -20,9 +24,10 @@ use std::time::Instant;
 
 pub use crate::buffer::Memory;
 use crate::sys::fs::File;
-use crate::sys::sync::Arc;
+use crate::sys::sync::{Arc, OnceLock};
 pub use file::DataFile;
 pub use probe::Capabilities;
+pub use start::start;
 
 /// Number of an operation, never used twice with one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,6 +84,24 @@ pub struct Operation {
     pub segments: Vec<Segment>,
     /// When it is too late to start.
     pub deadline: Instant,
+    /// When the engine started it.
+    pub started: Started,
+}
+
+/// When an operation was started: set once, by its engine.
+#[derive(Clone, Debug, Default)]
+pub struct Started(OnceLock<Instant>);
+
+impl Started {
+    /// Notes that it starts now, by the engine's clock; a second start changes nothing.
+    pub fn note(&self, now: Instant) {
+        let _ = self.0.set(now);
+    }
+
+    /// When it started; `None` while it has not.
+    pub fn at(&self) -> Option<Instant> {
+        self.0.get().copied()
+    }
 }
 
 impl Operation {
@@ -189,6 +212,24 @@ pub struct EngineCounters {
     pub replaced_threads: u64,
 }
 
+impl EngineCounters {
+    /// What two engines have done.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            bounced_bytes: self.bounced_bytes.saturating_add(other.bounced_bytes),
+            resumed_transfers: self
+                .resumed_transfers
+                .saturating_add(other.resumed_transfers),
+            retried_calls: self.retried_calls.saturating_add(other.retried_calls),
+            buffered_operations: self
+                .buffered_operations
+                .saturating_add(other.buffered_operations),
+            replaced_threads: self.replaced_threads.saturating_add(other.replaced_threads),
+        }
+    }
+}
+
 /// Moves bytes. What every engine promises:
 ///
 /// * Each operation submitted completes exactly once, through the sink.
@@ -196,6 +237,7 @@ pub struct EngineCounters {
 ///   makes no progress fails. No loop is without bound.
 /// * Reads go before writes; of eleven operations started while both wait, at least one is a
 ///   write. Within a direction operations start in the order of submission and complete in any.
+/// * Before the first call for an operation its [`Operation::started`] is set.
 /// * An operation that was started completes when the kernel returns it, however late. Deadlines
 ///   only end operations that were not started.
 /// * An engine with nothing to do uses no CPU.

@@ -45,12 +45,9 @@ const MAY_HANG: [&str; 9] = [
     "nfs", "fuse", "9p", "cifs", "smb2", "ceph", "lustre", "gpfs", "unknown",
 ];
 
-/// Kinds of local disks, where a ring moves rows without a kernel thread for each.
+/// Kinds of local disks, where `"auto"` takes a ring that works. It takes threads elsewhere: in
+/// memory and on FUSE, network and stacked mounts a ring hands each operation to a kernel thread.
 const LOCAL_DISKS: [&str; 6] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs"];
-
-/// Whether `"auto"` takes the ring on [`LOCAL_DISKS`] where it works. It takes threads elsewhere:
-/// in memory and on FUSE and network mounts a ring hands each operation to a kernel thread.
-const AUTO_TAKES_RING: bool = false;
 
 /// What a root can do and which way was chosen for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +58,8 @@ const AUTO_TAKES_RING: bool = false;
 pub struct Capabilities {
     /// The engine: `"threads"` or `"uring"`.
     pub io_backend: &'static str,
+    /// Whether it was asked for by name.
+    pub is_named: bool,
     /// Whether rows go round the page cache.
     pub direct: Direct,
     /// Alignment that direct transfers need; none in buffered mode.
@@ -88,6 +87,11 @@ impl Capabilities {
         }
     }
 
+    /// Whether files are kept in memory, so that there is no page cache to keep small.
+    pub fn in_memory(&self) -> bool {
+        IN_MEMORY.contains(&self.file_system)
+    }
+
     /// Slots and rows whose address and length are multiples of this, in bytes, are moved without
     /// a copy.
     pub fn slot_align(&self) -> usize {
@@ -110,6 +114,8 @@ impl Capabilities {
             "fallocate": self.fallocate,
             "locks": self.locks,
             "directory_sync": self.directory_sync,
+            "registered_files": 0,
+            "registered_buffers": 0,
             "remarks": self.remarks,
         });
         match facts {
@@ -166,6 +172,7 @@ pub fn probe(root: &Directory, io_backend: &str) -> Result<Capabilities> {
         .name;
     let mut capabilities = Capabilities {
         io_backend: "threads",
+        is_named: io_backend != "auto",
         direct: Direct::No,
         alignment: Alignment::NONE,
         file_system,
@@ -209,10 +216,15 @@ fn choose_engine(
     io_backend: &str,
     capabilities: &mut Capabilities,
 ) -> Result<()> {
-    let is_named = io_backend == "uring";
-    let is_local = LOCAL_DISKS.contains(&capabilities.file_system);
-    let is_better = AUTO_TAKES_RING && is_local && io_backend == "auto";
-    if !(is_named || is_better) {
+    let is_named = match io_backend {
+        "uring" => true,
+        "threads" => return Ok(()),
+        _ => false,
+    };
+    let file_system = capabilities.file_system;
+    if !(is_named || LOCAL_DISKS.contains(&file_system)) {
+        let remark = format!("io_uring is not taken on {file_system} unless asked for");
+        capabilities.remarks.push(remark);
         return Ok(());
     }
     match trial.map_or_else(uring::trial_set_up, uring::trial) {

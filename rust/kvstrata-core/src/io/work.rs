@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::file::FileCache;
 use super::plan::{Bounce, Plan};
 use super::transfer::{Request, Transfer};
-use super::{Alignment, Channel, Direction, EngineCounters, Failure, Operation};
+use super::{Alignment, Channel, DataFile, Direction, EngineCounters, Failure, Operation};
 use crate::buffer::AlignedBuffer;
 use crate::sys::fs::{Direct, File, IoVector};
 use crate::sys::sync::Arc;
@@ -48,6 +48,7 @@ impl Work {
 pub(super) struct Mode {
     alignment: Alignment,
     direct: AtomicBool,
+    settles: bool,
     bounced_bytes: AtomicU64,
     resumed_transfers: AtomicU64,
     retried_calls: AtomicU64,
@@ -56,11 +57,12 @@ pub(super) struct Mode {
 
 impl Mode {
     /// With `direct`, rows go round the page cache, with the alignment given, until the file
-    /// system refuses.
-    pub(super) const fn new(direct: Direct, alignment: Alignment) -> Self {
+    /// system refuses. With `settles`, those that go through it are forgotten there.
+    pub(super) const fn new(direct: Direct, alignment: Alignment, settles: bool) -> Self {
         Self {
             alignment,
             direct: AtomicBool::new(matches!(direct, Direct::Yes)),
+            settles,
             bounced_bytes: AtomicU64::new(0),
             resumed_transfers: AtomicU64::new(0),
             retried_calls: AtomicU64::new(0),
@@ -75,6 +77,19 @@ impl Mode {
         } else {
             Alignment::NONE
         }
+    }
+
+    /// How rows are moved now.
+    pub(super) fn now(&self) -> (Direct, Alignment) {
+        match self.requirements() {
+            Alignment::NONE => (Direct::No, Alignment::NONE),
+            alignment => (Direct::Yes, alignment),
+        }
+    }
+
+    /// Whether what goes through the page cache is to be forgotten there.
+    pub(super) const fn settles(&self) -> bool {
+        self.settles
     }
 
     /// Counts of what was done; no thread was replaced.
@@ -179,26 +194,36 @@ fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
+/// A file's descriptor and its length in bytes.
+pub(super) type Opened = Result<(Arc<File>, u64), Failure>;
+
+/// The descriptor of `file`, opened if need be, and the length it has now. May block.
+///
+/// # Errors
+/// `EAGAIN` while no descriptor is to be had; as [`FileCache::get`].
+pub(super) fn look(files: &FileCache, file: &Arc<DataFile>, direct: Direct) -> Opened {
+    files.get(file, direct).map_err(|error| refusal(&error))
+}
+
+fn refusal(error: &std::io::Error) -> Failure {
+    match errno(error) {
+        // No descriptor is left, not even after the cache gave some up: others may soon.
+        libc::EMFILE | libc::ENFILE => Failure::Os(libc::EAGAIN),
+        errno => Failure::Os(errno),
+    }
+}
+
 /// The descriptor for a call of `operation` on `vectors` at `offset`.
 ///
 /// # Errors
-/// `Short` when a write would make the file longer; `EAGAIN` while no descriptor is to be had; as
-/// [`FileCache::get`].
-pub(super) fn open(
-    files: &FileCache,
+/// `Short` when a write would make the file longer; that of `opened`.
+pub(super) fn fit(
+    opened: Opened,
     operation: &Operation,
-    direct: Direct,
     vectors: &[IoVector],
     offset: u64,
 ) -> Result<Arc<File>, Failure> {
-    let (file, size_bytes) = match files.get(&operation.file, direct) {
-        Ok(opened) => opened,
-        // No descriptor is left, not even after the cache gave some up: others may soon.
-        Err(error) if matches!(errno(&error), libc::EMFILE | libc::ENFILE) => {
-            return Err(Failure::Os(libc::EAGAIN));
-        }
-        Err(error) => return Err(Failure::Os(errno(&error))),
-    };
+    let (file, size_bytes) = opened?;
     let asked: usize = vectors.iter().map(IoVector::length).sum();
     let end = u64::try_from(asked)
         .ok()

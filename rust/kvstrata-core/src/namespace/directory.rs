@@ -11,9 +11,10 @@ use crate::error::{Error, Result};
 use crate::format::{FORMAT_VERSION, NamespaceDigest};
 use crate::key::GroupId;
 use crate::sys::fs::{Directory, EntryKind, TEMPORARY_SUFFIX, is_symbolic_link};
+use crate::sys::sync::Arc;
 
 /// Most bytes of a `namespace.json`.
-const FILE_BYTES_MAX: usize = 2 * MANIFEST_BYTES_MAX;
+pub(crate) const FILE_BYTES_MAX: usize = 2 * MANIFEST_BYTES_MAX;
 /// Most differing fields in a message.
 const DIFFERENCES_SHOWN_MAX: usize = 5;
 /// The field of `namespace.json` with the manifest.
@@ -27,7 +28,7 @@ const REMEDY: &str = "nothing was changed; use another root, or remove that dire
 /// An open namespace.
 #[derive(Debug)]
 pub struct Namespace {
-    directory: Directory,
+    directory: Arc<Directory>,
     digest: NamespaceDigest,
 }
 
@@ -65,13 +66,13 @@ impl Namespace {
         let stored = parse(&path, &bytes)?;
         compare(&path, manifest, &stored)?;
         Ok(Self {
-            directory,
+            directory: Arc::new(directory),
             digest: manifest.digest(),
         })
     }
 
     /// The namespace's directory.
-    pub const fn directory(&self) -> &Directory {
+    pub const fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
 
@@ -94,7 +95,7 @@ impl Namespace {
 }
 
 /// The text of the `namespace.json` of `manifest`.
-fn file_text(manifest: &Manifest) -> String {
+pub(crate) fn file_text(manifest: &Manifest) -> String {
     format!(
         "{{\"{DIGEST_FIELD}\":\"{}\",\"{MANIFEST_FIELD}\":{}}}\n",
         manifest.digest(),
@@ -116,7 +117,7 @@ fn remove_leftovers(directory: &Directory) -> io::Result<()> {
 }
 
 /// Reads a `namespace.json` and checks that it is whole and of this version.
-fn parse(path: &Path, bytes: &[u8]) -> Result<Manifest> {
+pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     let value = serde_json::from_slice(bytes).map_err(|error| {
         Error::config(format!(
             "{} is not what was written there ({error}): it was cut or edited; {REMEDY}",
@@ -175,7 +176,7 @@ fn edited(path: &Path, field: &str, what: &str) -> Error {
 }
 
 /// Refuses a namespace that is not `ours` in every field.
-fn compare(path: &Path, ours: &Manifest, stored: &Manifest) -> Result<()> {
+pub(crate) fn compare(path: &Path, ours: &Manifest, stored: &Manifest) -> Result<()> {
     let differences = ours.differences(stored);
     if differences.is_empty() {
         return Ok(());

@@ -100,7 +100,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`crate::error::ErrorKind::Config`], naming the field.
-    pub(super) fn from_fields(fields: Map<String, Value>) -> Result<Self> {
+    pub fn from_fields(fields: Map<String, Value>) -> Result<Self> {
         if !is_shallow(&fields) {
             return Err(Error::config(
                 "the manifest's fields are nested more than 64 deep",

@@ -4,9 +4,9 @@ use core::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::Outcome;
-use crate::sys::sync::{lock, try_lock, wait_timeout};
+use crate::sys::sync::{lock, wait_timeout};
 use crate::tier::disk::DiskTier;
-use crate::tier::state::Phase;
+use crate::tier::state::{Phase, WriterActivity};
 
 impl DiskTier {
     /// Whether no operation may touch the arena any more; waits up to `timeout`.
@@ -29,19 +29,23 @@ impl DiskTier {
         }
         self.around.jobs.wait_idle(left());
         self.give_up_queued();
+        self.give_up_buffered_loads();
         let engine_ended = match self.engine() {
             Ok(engine) => engine.shutdown(left()),
             Err(_) => true,
         };
         if !engine_ended && self.arena_in_use() {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                "the kernel still owns bytes of the arena; close again later",
-            ));
+            return Err(busy());
         }
         if !self.stop_threads(left().max(Duration::from_secs(1))) {
+            if lock(&self.state).writer == WriterActivity::ReadsSlots {
+                return Err(busy());
+            }
             // A write of ours may still land: the root stays ours until the process ends.
             return Ok(());
+        }
+        if let Some(lease) = lock(&self.lease).take() {
+            lease.release();
         }
         if let Some(root_lock) = lock(&self.root_lock).take() {
             // A child forked meanwhile has a copy of the descriptor: closing ours would not do.
@@ -49,15 +53,6 @@ impl DiskTier {
             let _ = root_lock.unlock();
         }
         Ok(())
-    }
-
-    /// In a forked child: closes the child's copy of the root's lock, which would keep the root
-    /// from others after the parent has ended. The parent keeps the lock.
-    pub(super) fn leave_root_to_parent(&self) {
-        drop(try_lock(&self.root_lock).and_then(|mut root_lock| root_lock.take()));
-        if let Ok(engine) = self.engine() {
-            engine.leave_to_parent();
-        }
     }
 
     fn give_up_queued(&self) {
@@ -75,7 +70,8 @@ impl DiskTier {
     }
 
     /// Lets the writer write down what a restart should know, then joins both threads. A thread
-    /// that hangs in the file system is left behind: it touches no arena. Says whether both ended.
+    /// that hangs in the file system is left behind: it begins to read no slot any more. Says whether
+    /// both ended.
     fn stop_threads(&self, timeout: Duration) -> bool {
         let clock = &self.around.clock;
         let begun = clock.now();
@@ -83,7 +79,7 @@ impl DiskTier {
         state.phase = Phase::Stopping;
         self.work.notify_all();
         self.watch.notify_all();
-        while !state.writer_done {
+        while state.writer != WriterActivity::Done {
             let left = timeout.saturating_sub(clock.now().saturating_duration_since(begun));
             if left.is_zero() {
                 return false;
@@ -98,4 +94,9 @@ impl DiskTier {
         }
         true
     }
+}
+
+fn busy() -> Error {
+    let text = "bytes of the arena are still in use; close again later";
+    Error::new(ErrorKind::Busy, text)
 }

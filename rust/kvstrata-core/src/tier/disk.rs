@@ -6,11 +6,10 @@
 //! writes the row table; the keeper thread gives up what is past its deadline.
 
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::buffer::aligned::AlignedBuffer;
 use crate::buffer::arena::Arena;
@@ -19,20 +18,25 @@ use crate::eviction::Class;
 use crate::format::superblock::{NamespaceDigest, WriterId};
 use crate::index::Fingerprinter;
 use crate::io::probe::Capabilities;
-use crate::io::{Completion, Engine};
+use crate::io::{Alignment, Completion, Direction, Engine};
 use crate::job::{JobKind, JobTable, Outcome, Settlement};
 use crate::key::{GroupId, Key};
 use crate::metrics::Metrics;
+use crate::namespace::Lease;
 use crate::namespace::epoch::Epochs;
 use crate::notice::{Level, Notices};
 use crate::sys::clock::Clock;
-use crate::sys::fs::File;
-use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, OnceLock, lock};
-use crate::tier::StartEngine;
+use crate::sys::fs::{Descriptors, Directory, File};
+use crate::sys::sync::atomic::{AtomicBool, Ordering};
+use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, OnceLock, Weak, lock};
 use crate::tier::arguments::check_arguments;
+use crate::tier::circuit::CircuitLimits;
+use crate::tier::health::Health;
 use crate::tier::request::{Item, Request};
 use crate::tier::space::Space;
-use crate::tier::state::{Phase, State};
+use crate::tier::state::{Flight, Phase, State};
+use crate::tier::stats::SpaceFigures;
+use crate::tier::{ProbeRoot, StartEngine};
 
 /// What a tier shares with its opener and its caller.
 #[derive(Clone)]
@@ -47,8 +51,16 @@ pub(crate) struct Surroundings {
     pub(crate) notices: Arc<Notices>,
     /// The time.
     pub(crate) clock: Arc<dyn Clock>,
+    /// Tells what the root can do.
+    pub(crate) probe_root: ProbeRoot,
     /// Makes the I/O engine.
     pub(crate) start_engine: StartEngine,
+    /// When a failing device is given up.
+    pub(crate) circuit: CircuitLimits,
+    /// What a forked child is to close.
+    pub(crate) descriptors: Arc<Descriptors>,
+    /// The engines that were started, for a forked child to leave.
+    pub(crate) engines: Arc<Mutex<Vec<Weak<dyn Engine>>>>,
 }
 
 impl fmt::Debug for Surroundings {
@@ -81,7 +93,15 @@ pub(crate) struct DiskTier {
     /// Tells that the writer thread is done.
     pub(super) done: Condvar,
     pub(super) space: Mutex<Space>,
+    pub(super) space_figures: SpaceFigures,
+    /// How the device has been doing.
+    pub(super) health: Health,
+    pub(super) root: Arc<Directory>,
+    /// Name of the file that a trial writes.
+    pub(super) trial_name: String,
     pub(super) epochs: Mutex<Epochs>,
+    /// When the first request came that the policy was told the time of.
+    pub(super) first_request: OnceLock<std::time::Instant>,
     /// Where padding is read to.
     pub(super) scratch: Arc<AlignedBuffer>,
     /// Where padding is written from.
@@ -90,8 +110,12 @@ pub(crate) struct DiskTier {
     pub(super) first_store_order: u64,
     /// Set after the writer thread panicked: nothing is stored any more.
     pub(super) poisoned: AtomicBool,
+    /// Whether the log was told that the engine panicked.
+    pub(super) panic_told: AtomicBool,
     /// Keeps the root ours until the tier is closed.
     pub(super) root_lock: Mutex<Option<File>>,
+    /// Tells others that this writer is alive; ends before the root's lock does.
+    pub(super) lease: Mutex<Option<Lease>>,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -105,13 +129,18 @@ impl DiskTier {
     /// Answers for each key whether a row is there: never waits for I/O.
     pub(crate) fn lookup(&self, keys: &[Key]) -> Result<Vec<Option<bool>>> {
         let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
+        let refused = self.refuses(Direction::Read);
+        let serves = !refused && !self.is_engine_poisoned();
         let state = self.open_state()?;
         let found: Vec<bool> = fingerprints
             .iter()
-            .map(|of| !state.reset_failed && state.inventory.index.find(*of).is_some())
+            .map(|of| serves && state.readable() && state.inventory.index.find(*of).is_some())
             .collect();
         drop(state);
         let metrics = &self.around.metrics;
+        if refused {
+            metrics.circuit_missed_lookups.add(count(keys.len()));
+        }
         metrics.lookups.add(count(keys.len()));
         metrics
             .lookup_hits
@@ -123,8 +152,10 @@ impl DiskTier {
     pub(crate) fn touch(&self, keys: &[Key]) -> Result<()> {
         let fingerprints: Vec<_> = keys.iter().map(|key| self.fingerprinter.of(key)).collect();
         let now = self.around.clock.unix_seconds();
+        let milliseconds = self.milliseconds();
         let mut state = self.open_state()?;
         let inventory = &mut state.inventory;
+        inventory.policy.set_time(milliseconds);
         let entries: Vec<_> = fingerprints
             .iter()
             .filter_map(|of| inventory.index.find(*of))
@@ -233,8 +264,12 @@ impl DiskTier {
         error: Option<&str>,
     ) {
         let open;
-        let settlements = if self.is_poisoned() {
-            // Who dropped the keys of a lost thread may have been quicker than the engine.
+        let settlements = if self.is_poisoned() || request.is_abandoned() {
+            if request.is_done() {
+                // Its number may be another job's by now.
+                return;
+            }
+            // Who dropped the keys of a lost or late thread may have been quicker.
             let positions = self.around.jobs.open_positions(request.job_id);
             let is_open = |one: &&Settlement| positions.binary_search(&one.position).is_ok();
             open = settlements
@@ -264,8 +299,16 @@ impl DiskTier {
             }
         }
         let last = request.settle(settlements.len());
-        if request.kind == JobKind::Store {
+        if last {
+            self.note_end(request);
+        }
+        if request.kind == JobKind::Load {
+            state.load_bytes_open = state.load_bytes_open.saturating_sub(bytes_settled);
+        } else {
             state.store_bytes_open = state.store_bytes_open.saturating_sub(bytes_settled);
+            if !last && state.written.settled(request) {
+                self.work.notify_one();
+            }
             if last {
                 order_stored(state, request, self.around.clock.unix_seconds());
             }
@@ -291,9 +334,20 @@ impl DiskTier {
     /// Takes an operation back from the engine; called on the engine's threads.
     pub(super) fn complete(&self, completion: &Completion) {
         let id = completion.operation.id;
-        let Some(flight) = lock(&self.state).flights.remove(&id) else {
+        let mut state = lock(&self.state);
+        let Some(mut flight) = state.flights.remove(&id) else {
+            drop(state);
+            self.complete_trial(completion);
             return;
         };
+        flight.landing = flight.request.kind == JobKind::Load && !flight.abandoned;
+        state.landing = state.landing.saturating_add(usize::from(flight.landing));
+        if flight.request.kind == JobKind::Store {
+            let bytes = completion.operation.bytes();
+            state.store_bytes_in_engine = state.store_bytes_in_engine.saturating_sub(bytes);
+        }
+        drop(state);
+        self.note_times(&flight, completion);
         match flight.request.kind {
             JobKind::Load => self.complete_load(flight, completion),
             JobKind::Store => self.complete_store(flight, completion),
@@ -306,7 +360,7 @@ impl DiskTier {
         let mut offsets: Vec<u64> = state
             .flights
             .values()
-            .filter(|flight| flight.abandoned)
+            .filter(|flight| flight.abandoned && flight.buffer.is_none())
             .flat_map(|flight| {
                 flight
                     .rows
@@ -321,33 +375,36 @@ impl DiskTier {
 
     /// Whether any operation may touch the arena.
     pub(super) fn arena_in_use(&self) -> bool {
-        !lock(&self.state).flights.is_empty()
+        let state = lock(&self.state);
+        state.landing > 0 || state.flights.values().any(Flight::uses_slots)
     }
 
     /// What the root and the machine can do, and what was chosen.
     pub(crate) fn capabilities(&self) -> Map<String, Value> {
-        let own = &self.capabilities;
-        let all = json!({
-            "io_backend": own.io_backend,
-            "io_mode": own.io_mode(),
-            "slot_align": own.slot_align(),
-            "file_system": own.file_system,
-            "may_hang": own.may_hang,
-            "fallocate": own.fallocate,
-            "locks": own.locks,
-            "directory_sync": own.directory_sync,
-            "remarks": own.remarks,
-        });
-        match all {
-            Value::Object(map) => map,
-            _ => Map::new(),
+        let mut all = self.capabilities.to_map();
+        all.insert("io_backend".into(), self.io_backend().into());
+        all.insert("io_mode".into(), self.io_mode().into());
+        all
+    }
+
+    /// The engine that moves rows now.
+    pub(super) fn io_backend(&self) -> &'static str {
+        let engine = self.engine.get();
+        engine.map_or(self.capabilities.io_backend, |engine| engine.name())
+    }
+
+    /// `"buffered"` from the start or since the root was found to refuse direct I/O, else `"direct"`.
+    pub(super) fn io_mode(&self) -> &'static str {
+        let engine = self.engine.get();
+        match engine.map(|engine| engine.requirements()) {
+            Some(Alignment::NONE) => "buffered",
+            _ => self.capabilities.io_mode(),
         }
     }
 
     /// Whether stores are given up because the writer thread ended.
     pub(super) fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Acquire)
-            || self.engine.get().is_some_and(|engine| engine.poisoned())
+        self.poisoned.load(Ordering::Acquire) || self.is_engine_poisoned()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::namespace::layout;
-use crate::sys::fs::{Access, Direct, Directory, EntryKind};
+use crate::sys::fs::{Directory, EntryKind};
 use crate::sys::sync::Arc;
 use crate::tier::root_lock::ROOT_LOCK_NAME;
 
@@ -63,10 +63,7 @@ pub(crate) fn survey(root: &Directory, own: &str) -> io::Result<Survey> {
 
 /// Bytes of a file of ours in `directory`; 0 for others, and for what cannot be looked at.
 fn small_file_bytes(directory: &Directory, name: &str) -> u64 {
-    directory
-        .open(name, Access::Read, Direct::No)
-        .and_then(|file| file.stat())
-        .map_or(0, |stat| stat.allocated_bytes)
+    directory.stat(name).map_or(0, |stat| stat.allocated_bytes)
 }
 
 /// Adds one namespace: its row files if it is not our own, all else as small bytes.
@@ -86,12 +83,33 @@ fn walk(directory: &Directory, own: bool, survey: &mut Survey) {
                     walk_groups(&rows, own, survey);
                 }
             }
+            (EntryKind::Directory, layout::WRITERS_NAME) => {
+                if let Some(writers) = below() {
+                    walk_writers(&writers, survey);
+                }
+            }
             (EntryKind::Directory, layout::EPOCHS_NAME) => {
                 // Records of epochs are empty files.
                 let bytes = below().and_then(|epochs| epochs.allocated_bytes().ok());
                 survey.other_bytes += bytes.unwrap_or(0);
             }
             _ => {}
+        }
+    }
+}
+
+/// Adds the leases of a namespace's writers.
+fn walk_writers(writers: &Directory, survey: &mut Survey) {
+    survey.other_bytes += writers.allocated_bytes().unwrap_or(0);
+    for entry in writers.entries().unwrap_or_default() {
+        let writer = entry
+            .name
+            .to_str()
+            .filter(|name| layout::parse_writer_name(name).is_some())
+            .and_then(|name| writers.directory(name).ok());
+        if let Some(writer) = writer {
+            survey.other_bytes += writer.allocated_bytes().unwrap_or(0)
+                + small_file_bytes(&writer, layout::LOCK_NAME);
         }
     }
 }
@@ -118,10 +136,10 @@ fn walk_groups(rows: &Directory, own: bool, survey: &mut Survey) {
             }) else {
                 continue;
             };
-            let stat = group
-                .open(name, Access::Read, Direct::No)
-                .and_then(|file| file.stat());
-            if let Ok(stat) = stat {
+            // A FIFO or link of that name is a stranger's.
+            if let Ok(stat) = group.stat(name)
+                && stat.is_regular
+            {
                 survey.foreign.push(ForeignFile {
                     directory: Arc::clone(&group),
                     name: name.to_owned(),

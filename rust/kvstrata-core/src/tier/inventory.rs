@@ -6,12 +6,15 @@ use std::collections::BTreeSet;
 
 use crate::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 use crate::format::checksum::RowChecksum;
-use crate::index::{Fingerprint, Index, IndexEntry, RowPlace};
+use crate::index::batch::Batch;
+use crate::index::{Fingerprint, Index, IndexEntry, PINS_LOST, RowPlace};
 use crate::key::GroupId;
 use crate::sys::sync::Arc;
 use crate::tier::container::Container;
+use crate::tier::observed::Observed;
 use crate::tier::row_file::RowFile;
 use crate::tier::rows::RowUse;
+use crate::tier::touched::TouchedQueue;
 
 /// The row files of one group.
 #[derive(Debug)]
@@ -46,9 +49,13 @@ pub(crate) struct NewRow {
 pub(crate) struct Inventory {
     /// Which key lies where.
     pub(crate) index: Index,
-    policy: Box<dyn EvictionPolicy>,
-    containers: Vec<Option<Container>>,
+    pub(super) policy: Box<dyn EvictionPolicy>,
+    pub(super) containers: Vec<Option<Container>>,
     classes: Vec<ClassFiles>,
+    /// Pages of row tables with access times to be written.
+    pub(crate) touched: TouchedQueue,
+    /// Requests that callers told of.
+    pub(crate) observed: Observed,
 }
 
 impl Inventory {
@@ -72,6 +79,8 @@ impl Inventory {
             policy,
             containers: Vec::new(),
             classes,
+            touched: TouchedQueue::default(),
+            observed: Observed::default(),
         }
     }
 
@@ -98,9 +107,7 @@ impl Inventory {
 
     /// A row file, to change it.
     pub(crate) fn container_mut(&mut self, id: ContainerId) -> Option<&mut Container> {
-        self.containers
-            .get_mut(usize::try_from(id.0).ok()?)?
-            .as_mut()
+        container_at(&mut self.containers, id)
     }
 
     /// All row files.
@@ -113,22 +120,54 @@ impl Inventory {
 
     /// Takes a row file in.
     pub(crate) fn add_container(&mut self, container: Container) -> ContainerId {
-        let class = container.class;
         let at = self
             .containers
             .iter()
             .position(Option::is_none)
             .unwrap_or(self.containers.len());
-        if let Some(place) = self.containers.get_mut(at) {
-            *place = Some(container);
-        } else {
-            self.containers.push(Some(container));
-        }
         let id = ContainerId(u32::try_from(at).unwrap_or(u32::MAX));
+        self.put_container(id, container);
+        id
+    }
+
+    /// Takes a row file in under a number that no other has.
+    pub(crate) fn put_container(&mut self, id: ContainerId, container: Container) {
+        let class = container.class;
+        let Ok(at) = usize::try_from(id.0) else {
+            return;
+        };
+        while self.containers.len() <= at {
+            self.containers.push(None);
+        }
+        if let Some(place) = self.containers.get_mut(at) {
+            debug_assert!(place.is_none(), "two files have one number");
+            *place = Some(container);
+        }
         if let Some(class) = self.classes.get_mut(usize::from(class.0)) {
             class.files.insert(id);
         }
-        id
+    }
+
+    /// Takes in everything that was found at open. Rows of the files say already which entry has
+    /// them.
+    pub(crate) fn fill(&mut self, batches: &mut [Batch<'_>], workers: usize) {
+        let (policy, containers) = (&mut self.policy, &self.containers);
+        let (index, losers) = Batch::assemble(batches, workers, |places, coldest_first| {
+            let mut placements = places.filter_map(|(id, fingerprint, place)| {
+                let container = place.container;
+                let at = usize::try_from(container.0).ok()?;
+                let class = containers.get(at)?.as_ref()?.class;
+                Some((id, fingerprint.tag(), Placement { class, container }))
+            });
+            policy.fill(&mut placements, coldest_first);
+        });
+        self.index = index;
+        for id in losers {
+            self.policy.remove(id);
+            if let Some(place) = self.index.get(id).map(|entry| entry.place) {
+                self.release(id, place);
+            }
+        }
     }
 
     /// Lets a row file without entries go.
@@ -151,7 +190,7 @@ impl Inventory {
             .into_iter()
             .flatten()
             .filter_map(|id| self.container(*id))
-            .filter(|container| !container.lost)
+            .filter(|container| container.takes_rows())
             .map(|container| usize::try_from(container.rows.free()).unwrap_or(usize::MAX))
             .fold(0, usize::saturating_add)
     }
@@ -169,7 +208,7 @@ impl Inventory {
             if left == 0 {
                 break;
             }
-            let Some(container) = self.container_mut(id).filter(|container| !container.lost) else {
+            let Some(container) = self.container_mut(id).filter(|c| c.takes_rows()) else {
                 continue;
             };
             rows.clear();
@@ -216,7 +255,6 @@ impl Inventory {
         let id = self.index.insert(IndexEntry {
             fingerprint: row.fingerprint,
             place: row.place,
-            class,
             checksum: row.checksum,
             store_order: row.store_order,
             pins: 0,
@@ -228,7 +266,7 @@ impl Inventory {
             class,
             container: row.place.container,
         };
-        self.policy.insert(id, placement);
+        self.policy.insert(id, row.fingerprint.tag(), placement);
         if let Some(container) = self.container_mut(row.place.container) {
             container.rows.set(row.place.row, RowUse::Occupied(id));
         }
@@ -265,6 +303,9 @@ impl Inventory {
     /// Takes one pin back; returns the row if that made it free.
     pub(crate) fn unpin(&mut self, id: EntryId) -> Option<RowPlace> {
         let entry = self.index.get_mut(id)?;
+        if entry.pins == PINS_LOST {
+            return None;
+        }
         entry.pins = entry.pins.saturating_sub(1);
         let entry = *entry;
         if entry.listed {
@@ -274,77 +315,40 @@ impl Inventory {
         (entry.pins == 0).then(|| self.release(id, entry.place))
     }
 
-    /// One access of a request to rows given in token order.
+    /// One access of a request to rows given in token order. Those of requests that were observed
+    /// were accessed when those arrived.
     pub(crate) fn access(&mut self, head_first: &[EntryId], now: u32) {
-        self.policy.access_request(head_first);
+        if self.observed.is_empty() {
+            self.policy.access_request(head_first);
+        } else {
+            let (index, observed) = (&self.index, &self.observed);
+            let counts = |id: &&EntryId| {
+                let entry = index.get(**id);
+                entry.is_some_and(|entry| !observed.covers(entry.fingerprint))
+            };
+            let own: Vec<EntryId> = head_first.iter().filter(counts).copied().collect();
+            self.policy.access_request(&own);
+        }
+        self.mark_accessed(head_first, now);
+    }
+
+    /// Lets the row tables know of an access to rows.
+    pub(crate) fn mark_accessed(&mut self, head_first: &[EntryId], now: u32) {
         for id in head_first {
-            if let Some(entry) = self.index.get_mut(*id)
-                && entry.access_time != now
-            {
-                entry.access_time = now;
-                entry.access_dirty = true;
+            let Some(entry) = self.index.get_mut(*id) else {
+                continue;
+            };
+            if entry.access_time == now {
+                continue;
+            }
+            entry.access_time = now;
+            entry.access_dirty = true;
+            let place = entry.place;
+            if let Some(container) = container_at(&mut self.containers, place.container) {
+                self.touched
+                    .touch(place.container, &mut container.touched, place.row, now);
             }
         }
-    }
-
-    /// Number of rows of a class that could be evicted now.
-    pub(crate) fn evictable(&self, class: Class) -> usize {
-        self.policy.evictable(class)
-    }
-
-    /// Tick of the coldest evictable row of a class.
-    pub(crate) fn coldest(&self, class: Class) -> Option<u64> {
-        self.policy.coldest(class)
-    }
-
-    /// The coldest file of a class without pinned rows or rows being written.
-    pub(crate) fn coldest_container(&self, class: Class) -> Option<(ContainerId, u64)> {
-        self.policy
-            .coldest_container(class)
-            .filter(|(id, _)| self.container(*id).is_some_and(|c| !c.rows.any_reserved()))
-    }
-
-    /// Frees `need` rows of a class, all or none; rows stored with `keep_from` or later stay.
-    pub(crate) fn evict(
-        &mut self,
-        need: usize,
-        class: Class,
-        keep_from: u64,
-    ) -> Option<Vec<RowPlace>> {
-        let mut victims = Vec::with_capacity(need);
-        let index = &self.index;
-        let protected = |id: EntryId| {
-            index
-                .get(id)
-                .is_some_and(|entry| entry.store_order >= keep_from)
-        };
-        if !self.policy.evict(need, class, &protected, &mut victims) {
-            return None;
-        }
-        Some(self.drop_victims(&victims))
-    }
-
-    /// Frees all rows of a file, unless one is pinned or being written; returns how many.
-    pub(crate) fn evict_container(&mut self, id: ContainerId) -> Option<usize> {
-        if self.container(id)?.rows.any_reserved() {
-            return None;
-        }
-        let mut victims = Vec::new();
-        if !self.policy.remove_container(id, &mut victims) {
-            return None;
-        }
-        Some(self.drop_victims(&victims).len())
-    }
-
-    fn drop_victims(&mut self, victims: &[EntryId]) -> Vec<RowPlace> {
-        let mut places = Vec::with_capacity(victims.len());
-        for id in victims {
-            if let Some(place) = self.index.get(*id).map(|entry| entry.place) {
-                self.index.unlist(*id);
-                places.push(self.release(*id, place));
-            }
-        }
-        places
     }
 
     /// Hides all keys of a file that is lost. Rows still pinned follow later.
@@ -376,4 +380,12 @@ impl Inventory {
         self.container(place.container)
             .map(|container| &container.row_file)
     }
+}
+
+/// A row file, to change it.
+pub(super) fn container_at(
+    containers: &mut [Option<Container>],
+    id: ContainerId,
+) -> Option<&mut Container> {
+    containers.get_mut(usize::try_from(id.0).ok()?)?.as_mut()
 }

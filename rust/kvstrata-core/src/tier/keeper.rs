@@ -5,8 +5,10 @@ use core::time::Duration;
 use crate::job::{JobKind, Outcome};
 use crate::sys::sync::{Arc, lock, wait, wait_timeout};
 use crate::tier::disk::DiskTier;
+use crate::tier::health::direction_of;
+use crate::tier::last_error::Cause;
 use crate::tier::request::Request;
-use crate::tier::state::{Flight, Phase};
+use crate::tier::state::{Flight, Phase, State, WriterActivity};
 
 /// How often the engine is asked again while operations are overdue: it replaces stuck threads.
 const OVERDUE_INTERVAL: Duration = Duration::from_millis(200);
@@ -19,8 +21,10 @@ impl DiskTier {
                 engine.expire(self.around.clock.now());
             }
             for request in due {
+                self.note_late(&request);
                 self.expire_request(&request);
             }
+            self.begin_trials();
         }
     }
 
@@ -43,13 +47,17 @@ impl DiskTier {
                         .filter(|request| !request.is_done()),
                 );
             }
-            if !due.is_empty() {
-                state.overdue = true;
+            let trial = self.health.due();
+            if !due.is_empty() || trial.is_some_and(|at| at <= now) {
+                state.overdue |= !due.is_empty();
                 return Some(due);
             }
-            let next = state.deadlines.front().map(|front| front.deadline);
+            let deadline = state.deadlines.front().map(|front| front.deadline);
+            let next = [deadline, trial].into_iter().flatten().min();
+            state.late.retain(|request| !request.is_done());
             let late = |flight: &Flight| flight.request.deadline <= now;
-            let overdue = state.overdue && state.flights.values().any(late);
+            let overdue =
+                !state.late.is_empty() || state.overdue && state.flights.values().any(late);
             state.overdue = overdue;
             state = match (next, overdue) {
                 (None, false) => wait(&self.watch, state),
@@ -57,6 +65,9 @@ impl DiskTier {
                     let state = wait_timeout(&self.watch, state, OVERDUE_INTERVAL);
                     if state.phase == Phase::Stopping {
                         return None;
+                    }
+                    if !state.late.is_empty() {
+                        return Some(state.late.clone());
                     }
                     drop(state);
                     // Threads that hang past their deadline are replaced.
@@ -72,7 +83,36 @@ impl DiskTier {
         }
     }
 
-    /// Ends what of a job has not started, and, where the caller honours busy slots, its loads.
+    /// Counts a job that is past its deadline against the device, once, however many operations
+    /// it has. It is counted when this returns, whichever thread counted it: what comes next drops
+    /// rows, unless reads are given up.
+    pub(super) fn note_late(&self, request: &Arc<Request>) {
+        // Held throughout: another operation of the job waits here until the job is counted.
+        let state = lock(&self.state);
+        if !request.note_late() {
+            return;
+        }
+        let own = |flight: &&Flight| Arc::ptr_eq(&flight.request, request);
+        let place = state
+            .flights
+            .values()
+            .find(own)
+            .and_then(|f| f.rows.first());
+        let path = place
+            .and_then(|row| state.inventory.row_file(row.place))
+            .map_or_else(|| self.root.path().to_path_buf(), |file| file.path());
+        let (direction, operation) = direction_of(request.kind);
+        let error = self.last_error(Cause::Late, operation, &path);
+        let opened = self
+            .health
+            .fail(direction, Cause::Late.is_of_device(), error.clone());
+        drop(state);
+        if let Some(pause) = opened {
+            self.say_given_up(direction, &error, pause);
+        }
+    }
+
+    /// Ends what of a job has not started, and of a load what frees nothing the kernel has.
     fn expire_request(&self, request: &Arc<Request>) {
         match request.kind {
             JobKind::Store => {
@@ -85,9 +125,29 @@ impl DiskTier {
                     let why = "not started by its deadline";
                     self.settle_rest(&mut state, request, store.next, Outcome::Timeout, why);
                 }
+                if !request.is_done() {
+                    self.abandon_store(&mut state, request);
+                }
             }
-            JobKind::Load if self.honours_busy => self.abandon_loads(request),
-            JobKind::Load => {}
+            JobKind::Load => self.expire_load(request),
+        }
+    }
+
+    /// Ends the keys of a store that the kernel has no slots of: its planning, or the writing of
+    /// its entries, hangs in the file system, and the writer reads none of its slots any more.
+    ///
+    /// The keeper comes back for what is left: while the writer does read slots, which takes no
+    /// longer than memory does, nothing ends; and keys that the engine has may wait for a writer
+    /// that hangs when they come back.
+    fn abandon_store(&self, state: &mut State, request: &Arc<Request>) {
+        if state.writer != WriterActivity::ReadsSlots {
+            request.abandon();
+            let why = "not written down by its deadline";
+            self.end_open_keys(state, request, Outcome::Timeout, why);
+        }
+        let known = state.late.iter().any(|late| Arc::ptr_eq(late, request));
+        if !known && !request.is_done() {
+            state.late.push(Arc::clone(request));
         }
     }
 }

@@ -2,23 +2,17 @@
 
 use crate::error::Result;
 use crate::eviction::EntryId;
-use crate::format::checksum::row_checksum;
-use crate::io::{Completion, Failure};
+use crate::io::{Completion, Direction, Failure};
 use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
 use crate::notice::Level;
 use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::landing::{Verdict, settlement};
 use crate::tier::plan;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, State};
-
-/// What a verified or failed row came to, and whether its row may be used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Good,
-    Mismatch,
-}
+use crate::tier::waiters::Waiter;
 
 impl DiskTier {
     /// Begins a load: each row found is pinned and read to its slot; returns at once.
@@ -39,7 +33,25 @@ impl DiskTier {
         self.around
             .jobs
             .begin(job_id, JobKind::Load, request.items.len())?;
+        self.around
+            .metrics
+            .offer(JobKind::Load, request.items.len());
         if request.items.is_empty() {
+            return Ok(());
+        }
+        let open = state.load_bytes_open;
+        let bytes = request.bytes();
+        state.load_bytes_open = open.saturating_add(bytes);
+        if self.is_engine_poisoned() {
+            self.settle_rest(&mut state, &request, 0, Outcome::Miss, "poisoned");
+            return Ok(());
+        }
+        if open > 0 && open.saturating_add(bytes) > count(self.around.arena.length()) {
+            self.refuse_excess(&mut state, &request);
+            return Ok(());
+        }
+        if self.refuses(Direction::Read) {
+            self.refuse_load(&mut state, &request);
             return Ok(());
         }
         let watch = state.watch(&request);
@@ -55,23 +67,43 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Finds and pins the rows of a load; their one access is counted here.
-    fn pin_rows(&self, state: &mut State, request: &Request) -> (Vec<FlightRow>, Vec<Settlement>) {
+    /// Ends a load that no caller who leaves the slots of running jobs alone could have asked for:
+    /// the slots of all loads together are longer than the arena.
+    fn refuse_excess(&self, state: &mut State, request: &Arc<Request>) {
+        let refused = &self.around.metrics.refused_loads;
+        refused.add(count(request.items.len()));
+        let reason = "too many bytes are being loaded";
+        self.settle_rest(state, request, 0, Outcome::Miss, reason);
+    }
+
+    /// Finds the rows of a load, whose one access is counted here. Rows that are being read are
+    /// waited for; the others are pinned, to be read.
+    fn pin_rows(
+        &self,
+        state: &mut State,
+        request: &Arc<Request>,
+    ) -> (Vec<FlightRow>, Vec<Settlement>) {
+        let metrics = &self.around.metrics;
         let (mut rows, mut misses) = (Vec::new(), Vec::new());
         let mut accessed: Vec<EntryId> = Vec::with_capacity(request.items.len());
+        let readable = state.readable();
         for (position, item) in request.items.iter().enumerate() {
-            let found = if state.reset_failed {
-                None
-            } else {
-                state.inventory.index.find(item.fingerprint)
-            };
+            let found = state.inventory.index.find(item.fingerprint);
             let entry = found.and_then(|id| Some((id, *state.inventory.index.get(id)?)));
-            let Some((id, entry)) = entry else {
+            let Some((id, entry)) = entry.filter(|_| readable) else {
+                if entry.is_some() && !state.reset_failed {
+                    metrics.refused_loads.add(1);
+                }
                 misses.push(plain(position, Outcome::Miss));
                 continue;
             };
-            state.inventory.pin(id);
             accessed.push(id);
+            if state.waiters.join(id, request, position) {
+                metrics.coalesced_loads.add(1);
+                continue;
+            }
+            state.waiters.begin(id);
+            state.inventory.pin(id);
             rows.push(FlightRow {
                 position,
                 place: entry.place,
@@ -81,6 +113,7 @@ impl DiskTier {
                 counter: 0,
             });
         }
+        state.inventory.policy.set_time(self.milliseconds());
         state
             .inventory
             .access(&accessed, self.around.clock.unix_seconds());
@@ -89,6 +122,20 @@ impl DiskTier {
 
     /// Takes a read operation back: verifies each row, splits a failed run, settles the rest.
     pub(super) fn complete_load(&self, flight: Flight, completion: &Completion) {
+        let (buffer, stuck) = (flight.buffer.clone(), flight.abandoned);
+        self.land(flight, completion);
+        if let Some(buffer) = buffer {
+            let mut state = lock(&self.state);
+            if let Some(buffers) = &mut state.buffers {
+                buffers.take_back(buffer.memory, stuck);
+            }
+            let operations = self.launch_waiting(&mut state);
+            drop(state);
+            self.submit(operations);
+        }
+    }
+
+    fn land(&self, flight: Flight, completion: &Completion) {
         if flight.abandoned {
             // Its keys have their outcomes, and its slots may be another's from now on: nothing of
             // them is looked at.
@@ -96,13 +143,26 @@ impl DiskTier {
             return;
         }
         match &completion.result {
-            Ok(()) => self.settle_read(&flight),
+            Ok(()) => {
+                self.health.succeed(Direction::Read);
+                self.settle_read(&flight);
+            }
             Err(failure @ (Failure::TimedOut | Failure::Closed)) => {
+                if *failure == Failure::TimedOut {
+                    self.note_late(&flight.request);
+                }
                 self.settle_failed_load(&flight, Outcome::Timeout, &failure.to_string());
             }
-            // One bad row costs its neighbours nothing: each is read again alone.
-            Err(_) if flight.rows.len() > 1 => self.split_load(flight),
-            Err(failure) => self.settle_read_failure(&flight, *failure),
+            Err(failure) => {
+                self.flight_failed(&flight, *failure);
+                // One bad row costs its neighbours nothing: each is read again alone. Not where
+                // everything fails.
+                if flight.rows.len() > 1 && !self.health.refuses(Direction::Read) {
+                    self.split_load(flight);
+                } else {
+                    self.settle_read_failure(&flight, *failure);
+                }
+            }
         }
     }
 
@@ -110,84 +170,61 @@ impl DiskTier {
         let mut state = lock(&self.state);
         let alone = flight.rows.into_iter().map(|row| vec![row]).collect();
         let operations = self.launch(&mut state, &flight.request, alone, flight.epoch);
+        state.landing = state.landing.saturating_sub(usize::from(flight.landing));
         drop(state);
         self.submit(operations);
     }
 
+    /// Settles rows that were read, and with them whoever waits for them.
     fn settle_read(&self, flight: &Flight) {
-        // The slots are this job's own: they are verified where they lie, without the lock.
-        let verdicts: Vec<Verdict> = flight
-            .rows
-            .iter()
-            .map(|row| self.verify(flight, row))
-            .collect();
-        let changed: Vec<bool> = flight
-            .rows
-            .iter()
-            .zip(&verdicts)
-            .map(|(row, verdict)| *verdict == Verdict::Mismatch && self.entry_changed(flight, row))
-            .collect();
+        // What was read to is this flight's own: it is verified without the lock.
+        let mut verdicts = self.verify_rows(flight);
         let mut state = lock(&self.state);
-        let mut settlements = Vec::with_capacity(flight.rows.len());
+        // From here on nobody joins these reads, and no deadline ends those who did.
+        let waiters: Vec<Vec<Waiter>> = flight
+            .rows
+            .iter()
+            .map(|row| {
+                row.entry
+                    .map_or_else(Vec::new, |row| state.waiters.end(row))
+            })
+            .collect();
         let current = flight.epoch == state.epoch;
-        for ((row, verdict), changed) in flight.rows.iter().zip(verdicts).zip(changed) {
+        let to_copy = flight.buffer.is_some() || waiters.iter().any(|of_row| !of_row.is_empty());
+        let (mut served, mut missed) = if current && to_copy {
+            drop(state);
+            let handed_out = self.hand_out(flight, &mut verdicts, waiters);
+            state = lock(&self.state);
+            handed_out
+        } else {
+            (Vec::new(), waiters.into_iter().flatten().collect())
+        };
+        let current = flight.epoch == state.epoch;
+        if !current {
+            missed.append(&mut served);
+        }
+        let mut settlements = Vec::with_capacity(flight.rows.len());
+        for (row, verdict) in flight.rows.iter().zip(&verdicts) {
             let outcome = match verdict {
                 Verdict::Good if current => Outcome::Ok,
-                Verdict::Mismatch if !changed && current => Outcome::Corrupt,
-                Verdict::Good | Verdict::Mismatch => Outcome::Miss,
+                Verdict::Corrupt if current => Outcome::Corrupt,
+                Verdict::Good | Verdict::Corrupt | Verdict::Replaced => Outcome::Miss,
             };
-            if verdict == Verdict::Mismatch {
-                self.quarantine(&mut state, row);
+            match (verdict, row.entry) {
+                (Verdict::Corrupt, _) => self.quarantine(&mut state, row),
+                (Verdict::Replaced, Some(entry)) => state.drop_entry(entry),
+                (Verdict::Replaced, None) | (Verdict::Good, _) => {}
             }
-            let bytes = match (outcome, flight.request.items.get(row.position)) {
-                (Outcome::Ok, Some(item)) => count(item.row_bytes),
-                _ => 0,
-            };
-            settlements.push(Settlement {
-                position: row.position,
-                outcome,
-                bytes,
-                busy: false,
-            });
+            settlements.push(settlement(&flight.request, row.position, outcome));
         }
         let corrupt = settlements
             .iter()
             .any(|settled| settled.outcome == Outcome::Corrupt);
         let error = corrupt.then_some("a row's bytes are not those that were stored");
         self.end_load(&mut state, flight, &settlements, error);
-    }
-
-    /// Compares a row in its slot with its checksum, which covers namespace, key and length.
-    fn verify(&self, flight: &Flight, row: &FlightRow) -> Verdict {
-        let payload =
-            flight.request.items.get(row.position).and_then(|item| {
-                Some((item, self.around.arena.bytes(item.offset, item.row_bytes)?))
-            });
-        match payload {
-            Some((item, payload))
-                if row_checksum(&self.digest, &item.key, payload) == row.checksum =>
-            {
-                Verdict::Good
-            }
-            _ => Verdict::Mismatch,
-        }
-    }
-
-    /// Whether the entry on disk no longer is the one the row was indexed by.
-    fn entry_changed(&self, flight: &Flight, row: &FlightRow) -> bool {
-        let Some(item) = flight.request.items.get(row.position) else {
-            return true;
-        };
-        let file = lock(&self.state)
-            .inventory
-            .row_file(row.place)
-            .map(Arc::clone);
-        match file.map(|file| file.read_entry(row.place.row)) {
-            Some(Ok(Some(entry))) => {
-                entry.key != item.key || entry.checksum != row.checksum.to_field()
-            }
-            Some(Ok(None) | Err(_)) | None => true,
-        }
+        self.settle_waiters(&mut state, served, Outcome::Ok, None);
+        let why = Some("the read that was waited for failed");
+        self.settle_waiters(&mut state, missed, Outcome::Miss, why);
     }
 
     /// Hides a row with wrong bytes and counts it.
@@ -239,48 +276,64 @@ impl DiskTier {
                 if state.inventory.lose_container(place.container) > 0 {
                     self.around.metrics.lost_files.add(1);
                 }
-            } else if is_device_error(failure) {
+            } else if is_device_error(failure) && !self.health.refuses(Direction::Read) {
                 state.inventory.retire_row(place);
                 self.around.metrics.retired_rows.add(1);
             }
         }
         drop(state);
         self.around.metrics.errors.add(1);
-        let text = format!("load failed: {failure}");
-        self.around
-            .notices
-            .say(Level::Warning, "load", || text.clone());
+        let text = self.failure_text("load failed", flight, failure);
+        self.say_failed("load", failure, &text);
         self.settle_failed_load(flight, outcome, &text);
         // The writer gives lost files back.
         self.work.notify_one();
     }
 
-    /// Ends a load whose rows were not read: from now on they are misses.
+    /// Ends a load whose rows were not read: from now on they are misses. Where reads are given up
+    /// everything is a miss anyway, and the rows may be as good as ever afterwards: they stay.
     pub(super) fn settle_failed_load(&self, flight: &Flight, outcome: Outcome, error: &str) {
         let mut state = lock(&self.state);
-        for entry in flight.rows.iter().filter_map(|row| row.entry) {
-            state.drop_entry(entry);
+        if !self.health.refuses(Direction::Read) {
+            for entry in flight.rows.iter().filter_map(|row| row.entry) {
+                state.drop_entry(entry);
+            }
         }
         let outcome = if flight.epoch == state.epoch {
             outcome
         } else {
             Outcome::Miss
         };
+        self.end_missed_load(&mut state, flight, outcome, error);
+    }
+
+    /// Ends a load whose rows were not read; whoever waits for them has missed them.
+    pub(super) fn end_missed_load(
+        &self,
+        state: &mut State,
+        flight: &Flight,
+        outcome: Outcome,
+        error: &str,
+    ) {
+        let entries = flight.rows.iter().filter_map(|row| row.entry);
+        let waiters = entries.flat_map(|row| state.waiters.end(row)).collect();
         let settlements: Vec<_> = flight
             .rows
             .iter()
             .map(|row| plain(row.position, outcome))
             .collect();
-        self.end_load(&mut state, flight, &settlements, Some(error));
+        self.end_load(state, flight, &settlements, Some(error));
+        self.settle_waiters(state, waiters, Outcome::Miss, Some(error));
     }
 
-    pub(super) fn end_load(
+    fn end_load(
         &self,
         state: &mut State,
         flight: &Flight,
         settlements: &[Settlement],
         error: Option<&str>,
     ) {
+        state.landing = state.landing.saturating_sub(usize::from(flight.landing));
         for entry in flight.rows.iter().filter_map(|row| row.entry) {
             state.unpin(entry);
         }
@@ -290,31 +343,6 @@ impl DiskTier {
         if !state.clears.is_empty() {
             self.work.notify_one();
         }
-    }
-
-    /// Ends loads at their deadline although the kernel still owns their slots.
-    pub(super) fn abandon_loads(&self, request: &Arc<Request>) {
-        let mut state = lock(&self.state);
-        let mut settlements = Vec::new();
-        let mut entries = Vec::new();
-        let own = |flight: &&mut Flight| Arc::ptr_eq(&flight.request, request) && !flight.abandoned;
-        state.flights.values_mut().filter(own).for_each(|flight| {
-            flight.abandoned = true;
-            for row in &flight.rows {
-                settlements.push(Settlement {
-                    position: row.position,
-                    outcome: Outcome::Timeout,
-                    bytes: 0,
-                    busy: true,
-                });
-                entries.extend(row.entry);
-            }
-        });
-        for entry in entries {
-            state.drop_entry(entry);
-        }
-        let error = "the device did not answer by the deadline";
-        self.settle(&mut state, request, &settlements, Some(error));
     }
 }
 

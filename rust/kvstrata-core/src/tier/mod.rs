@@ -1,15 +1,30 @@
 //! Tiers: where rows are stored, and the one type the binding knows.
 
 mod arguments;
+mod batch;
+mod chores;
+mod circuit;
 mod close;
 mod container;
 mod disk;
+mod entries;
+mod file_trouble;
 mod foreign;
+mod give_back;
+mod growth;
+mod health;
 mod inventory;
 mod keeper;
+mod landing;
+mod last_error;
 mod launch;
+mod limits;
 mod load;
+mod load_buffers;
+mod object;
+mod observed;
 mod open;
+mod overdue;
 mod pending;
 mod plan;
 mod recover;
@@ -18,11 +33,18 @@ mod request;
 mod root_lock;
 mod row_file;
 mod rows;
+mod served;
 mod space;
 mod state;
 mod stats;
 mod store;
+mod touched;
+mod touches;
+mod trial;
+mod victims;
+mod waiters;
 mod writer;
+mod written;
 
 use core::fmt;
 use core::time::Duration;
@@ -33,19 +55,24 @@ use serde_json::{Map, Value};
 use crate::buffer::Arena;
 use crate::config::TierOptions;
 use crate::error::{ErrorKind, Result};
+use crate::eviction::request::Context;
 use crate::io::file::FileCache;
-use crate::io::threads::Threads;
-use crate::io::uring::Uring;
+use crate::io::probe::probe;
 use crate::io::{Capabilities, CompletionSink, Engine};
 use crate::job::{JobId, JobKind, JobResult, JobTable};
 use crate::key::Key;
 use crate::metrics::Metrics;
 use crate::notice::{Notice, Notices};
+use crate::object::{ObjectOptions, Store};
 use crate::sys::clock::{Clock, SystemClock};
+use crate::sys::fs::{Descriptors, Directory, Noted};
 use crate::sys::sync::{Arc, Mutex, lock, try_lock};
 use crate::tier::disk::{DiskTier, Surroundings, closed};
+use crate::tier::object::{ObjectTier, ServedObjects};
 use crate::tier::pending::Pending;
+use crate::tier::served::Served;
 
+pub use crate::tier::circuit::CircuitLimits;
 pub use crate::tier::root_lock::ROOT_LOCK_NAME;
 
 /// Slice in which [`Tier::drain`] looks whether the kernel has returned everything.
@@ -58,25 +85,29 @@ pub type StartEngine = Arc<
         + Sync,
 >;
 
+/// Finds out what a root can do, for the I/O backend that was asked for.
+pub type ProbeRoot = Arc<dyn Fn(&Directory, &str) -> Result<Capabilities> + Send + Sync>;
+
 /// Where a tier meets the machine; tests put doubles here.
 #[derive(Clone)]
 pub struct Seams {
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// What the root can do.
+    pub probe_root: ProbeRoot,
     /// The engine.
     pub start_engine: StartEngine,
+    /// When a failing device is given up, and for how long.
+    pub circuit: CircuitLimits,
 }
 
 impl Default for Seams {
     fn default() -> Self {
         Self {
             clock: Arc::new(SystemClock),
-            start_engine: Arc::new(|capabilities, files, clock, sink| {
-                Ok(match capabilities.io_backend {
-                    "uring" => Arc::new(Uring::start(capabilities, files, clock, sink)?),
-                    _ => Arc::new(Threads::start(capabilities, files, clock, sink)?),
-                })
-            }),
+            probe_root: Arc::new(probe),
+            start_engine: Arc::new(crate::io::start),
+            circuit: CircuitLimits::default(),
         }
     }
 }
@@ -96,6 +127,8 @@ impl fmt::Debug for Seams {
 /// anything; all other methods return at once.
 #[derive(Debug)]
 pub struct Tier {
+    /// Keeps the eventfd written down; dropped before it is closed.
+    _event: Option<Noted>,
     around: Surroundings,
     inner: Mutex<Inner>,
 }
@@ -103,17 +136,44 @@ pub struct Tier {
 #[derive(Debug)]
 enum Inner {
     /// The root is in use.
-    Ready(Arc<DiskTier>),
+    Ready(Arc<dyn Served>),
     /// The root could not be used yet; a thread tries again and again.
     Pending(Arc<Pending>),
     /// Closed: `Some` while the kernel still owns arena bytes.
-    Closed(Option<Arc<DiskTier>>),
+    Closed(Option<Arc<dyn Served>>),
 }
 
 /// What a call finds.
 enum Found {
-    Ready(Arc<DiskTier>),
+    Ready(Arc<dyn Served>),
     Pending,
+}
+
+/// A disk tier as any tier.
+fn served(tier: Arc<DiskTier>) -> Arc<dyn Served> {
+    tier
+}
+
+/// What a tier and its opener share.
+fn surroundings(arena: Arc<Arena>, seams: Seams) -> Result<Surroundings> {
+    let Seams {
+        clock,
+        probe_root,
+        start_engine,
+        circuit,
+    } = seams;
+    Ok(Surroundings {
+        arena,
+        jobs: Arc::new(JobTable::new(Arc::clone(&clock))?),
+        metrics: Arc::new(Metrics::default()),
+        notices: Arc::new(Notices::new(Arc::clone(&clock))),
+        clock,
+        probe_root,
+        start_engine,
+        circuit,
+        descriptors: Descriptors::new(),
+        engines: Arc::default(),
+    })
 }
 
 impl Tier {
@@ -133,26 +193,48 @@ impl Tier {
     /// As [`Tier::open`].
     pub fn open_shared(options: TierOptions, arena: Arc<Arena>, seams: Seams) -> Result<Self> {
         open::check_options(&options)?;
-        let Seams {
-            clock,
-            start_engine,
-        } = seams;
-        let around = Surroundings {
-            arena,
-            jobs: Arc::new(JobTable::new(Arc::clone(&clock))?),
-            metrics: Arc::new(Metrics::default()),
-            notices: Arc::new(Notices::new(Arc::clone(&clock))),
-            clock,
-            start_engine,
-        };
+        let around = surroundings(arena, seams)?;
+        let event = around.descriptors.note(&*around.jobs);
         let inner = match DiskTier::open(&options, around.clone()) {
             Ok(tier) => Inner::Ready(tier),
             Err(error) if options.required => return Err(error),
             Err(error) => Inner::Pending(Pending::start(options, around.clone(), &error)?),
         };
         Ok(Self {
+            _event: event,
             around,
             inner: Mutex::new(inner),
+        })
+    }
+
+    /// Opens a tier on a bucket. With `required` false an unusable one gives a tier that misses,
+    /// drops stores, and tries again by itself.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] naming the field, or saying what is wrong with the bucket.
+    pub fn open_object(options: ObjectOptions, arena: Arena) -> Result<Self> {
+        Self::open_object_shared(options, Arc::new(arena), Seams::default(), None)
+    }
+
+    /// Opens a tier on a bucket: on an arena that others look at too, with other limits of its
+    /// circuit, and through the client `given` instead of one of its own.
+    ///
+    /// # Errors
+    /// As [`Tier::open_object`].
+    pub fn open_object_shared(
+        options: ObjectOptions,
+        arena: Arc<Arena>,
+        seams: Seams,
+        given: Option<Store>,
+    ) -> Result<Self> {
+        options.validate()?;
+        let around = surroundings(arena, seams)?;
+        let event = around.descriptors.note(&*around.jobs);
+        let tier = ObjectTier::open(options, around.clone(), given)?;
+        Ok(Self {
+            _event: event,
+            around,
+            inner: Mutex::new(Inner::Ready(Arc::new(ServedObjects(tier)))),
         })
     }
 
@@ -307,6 +389,30 @@ impl Tier {
         }
     }
 
+    /// A request has arrived, with all its keys in token order, found or not: its one access to
+    /// them, so that its loads and touches do not count again. Its rows go last until
+    /// [`Tier::finish`]. A request that is open already changes nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`].
+    pub fn observe(&self, request: &str, keys: &[Key], context: Context) -> Result<()> {
+        match self.find()? {
+            Found::Ready(tier) => tier.observe(request, keys, context),
+            Found::Pending => Ok(()),
+        }
+    }
+
+    /// An observed request has ended; one that is not open is ignored.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`].
+    pub fn finish(&self, request: &str, output_tokens: Option<u32>) -> Result<()> {
+        match self.find()? {
+            Found::Ready(tier) => tier.finish(request, output_tokens),
+            Found::Pending => Ok(()),
+        }
+    }
+
     /// Hides keys at once; unknown ones are ignored. The space of a pinned row follows.
     ///
     /// # Errors
@@ -348,7 +454,10 @@ impl Tier {
                 let mut all = self.around.metrics.snapshot();
                 all.insert("health".into(), "unusable".into());
                 if let Inner::Pending(pending) = &*lock(&self.inner) {
-                    all.insert("last_error".into(), pending.last_error().into());
+                    let now = self.around.clock.now();
+                    let last = pending.last_error();
+                    let last = last.map_or(Value::Null, |last| last.to_json(now));
+                    all.insert("last_error".into(), last);
                 }
                 Ok(all)
             }
@@ -371,18 +480,21 @@ impl Tier {
         self.around.notices.take()
     }
 
-    /// For a forked child, which must call nothing else: lets the root go, so that the child does
-    /// not keep it from others when its parent has ended. Changes nothing for the parent.
+    /// For a forked child, which must call nothing else and must not drop the tier: closes the
+    /// child's copies of all descriptors, so that it keeps neither the root nor deleted files from
+    /// others when its parent has ended. Changes nothing for the parent.
     pub fn leave_root_to_parent(&self) {
-        let tier = try_lock(&self.inner).and_then(|inner| match &*inner {
-            Inner::Ready(tier) => Some(Arc::clone(tier)),
-            Inner::Closed(stuck) => stuck.clone(),
-            Inner::Pending(_) => None,
-        });
-        if let Some(tier) = tier {
-            tier.leave_root_to_parent();
-            // The parent's threads, which this handle would wait for, are not in this process.
-            core::mem::forget(tier);
+        self.around.descriptors.close_in_child();
+        // Another thread may have had the lock, for an instant, while it started the engine.
+        for engine in try_lock(&self.around.engines)
+            .into_iter()
+            .flat_map(|engines| engines.clone())
+        {
+            if let Some(engine) = engine.upgrade() {
+                engine.leave_to_parent();
+                // The parent's threads, which this handle would wait for, are not in this process.
+                core::mem::forget(engine);
+            }
         }
     }
 
@@ -395,7 +507,7 @@ impl Tier {
             let mut inner = lock(&self.inner);
             let tier = match core::mem::replace(&mut *inner, Inner::Closed(None)) {
                 Inner::Ready(tier) => Some(tier),
-                Inner::Pending(pending) => pending.stop(),
+                Inner::Pending(pending) => pending.stop().map(served),
                 Inner::Closed(stuck) => stuck,
             };
             *inner = Inner::Closed(tier.clone());

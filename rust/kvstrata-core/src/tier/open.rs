@@ -1,6 +1,5 @@
 //! Opening a disk tier: the root, the namespace, what lies there, the threads.
 
-use core::sync::atomic::AtomicBool;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -8,26 +7,31 @@ use crate::buffer::aligned::AlignedBuffer;
 use crate::config::{Size, TierOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{self, Class};
-use crate::format::geometry::Geometry;
 use crate::format::superblock::WriterId;
 use crate::index::{Fingerprinter, Index};
-use crate::io::file::{DESCRIPTORS_MAX, FileCache};
-use crate::io::{Completion, CompletionSink, probe};
+use crate::io::file::{FileCache, descriptors_max};
+use crate::io::probe::TRIAL_PREFIX;
+use crate::io::{Capabilities, Completion, CompletionSink, probe};
 use crate::key::GroupId;
 use crate::namespace::epoch::Epochs;
 use crate::namespace::manifest::Manifest;
-use crate::namespace::{Namespace, layout};
+use crate::namespace::{Lease, Namespace, layout, lease};
 use crate::notice::Level;
-use crate::sys::fs::{Directory, EntryKind, ShareMode, fill_random};
+use crate::sys::fs::{Directory, EntryKind, ShareMode, TEMPORARY_SUFFIX, fill_random};
+use crate::sys::sync::atomic::AtomicBool;
 use crate::sys::sync::{Arc, Condvar, Mutex, OnceLock, Weak, lock, spawn};
 use crate::tier::disk::{DiskTier, Surroundings};
 use crate::tier::foreign;
+use crate::tier::health::Health;
 use crate::tier::inventory::Inventory;
+use crate::tier::limits::{check_capacity, check_min_free};
+use crate::tier::load_buffers::LoadBuffers;
 use crate::tier::plan::PADDING_BYTES;
 use crate::tier::recover;
 use crate::tier::root_lock;
 use crate::tier::space::{Space, file_bytes};
-use crate::tier::state::{Phase, State};
+use crate::tier::state::{Phase, State, WriterActivity};
+use crate::tier::stats::SpaceFigures;
 
 /// The directories of a namespace, opened.
 struct Place {
@@ -45,11 +49,14 @@ impl DiskTier {
     /// process holds, a namespace that is not what it should be.
     pub(crate) fn open(options: &TierOptions, around: Surroundings) -> Result<Arc<Self>> {
         let manifest = check_options(options)?;
-        let root = Directory::open_root(&options.root, true, ShareMode::Private)?;
-        let root_lock = root_lock::acquire(&root)?;
+        let root = Directory::open_root(&options.root, true, ShareMode::Private)?
+            .noted_in(&around.descriptors);
+        let root_lock = root_lock::acquire(&root, &*around.clock)?;
         remove_trials(&root);
         let place = open_place(options, Arc::new(root), &manifest)?;
-        let capabilities = probe::probe(&place.root, &options.io_backend)?;
+        let writer = WriterId(random(&place.root)?);
+        let lease = take_lease(&place, writer, &around)?;
+        let capabilities = (around.probe_root)(&place.root, &options.io_backend)?;
         around
             .notices
             .say(Level::Info, "capabilities", || capabilities.to_string());
@@ -61,13 +68,13 @@ impl DiskTier {
             groups,
             fingerprinter: stock.fingerprinter,
             digest: place.namespace.digest(),
-            writer: WriterId(random(&place.root)?),
+            writer,
             deadline: options.deadline,
             honours_busy: options.honours_busy,
-            capabilities,
             engine: OnceLock::new(),
             state: Mutex::new(State::new(
                 stock.inventory,
+                load_buffers(options, &capabilities),
                 stock.epochs.current(),
                 stock.first_store_order,
             )),
@@ -75,16 +82,26 @@ impl DiskTier {
             watch: Condvar::new(),
             done: Condvar::new(),
             space: Mutex::new(stock.space),
+            space_figures: SpaceFigures::default(),
+            health: Health::new(around.circuit),
+            trial_name: trial_name(&place.root)?,
+            root: place.root,
             epochs: Mutex::new(stock.epochs),
+            first_request: OnceLock::new(),
             scratch: buffer()?,
             zeros: buffer()?,
             first_store_order: stock.first_store_order,
             poisoned: AtomicBool::new(false),
+            panic_told: AtomicBool::new(false),
             root_lock: Mutex::new(Some(root_lock)),
+            lease: Mutex::new(lease),
             threads: Mutex::default(),
+            capabilities,
             around,
         });
-        tier.shrink_to_capacity();
+        tier.keep_limits();
+        // The figures are there before anything is stored.
+        tier.add_space(&mut serde_json::Map::new());
         tier.start(cache)?;
         Ok(tier)
     }
@@ -102,6 +119,10 @@ impl DiskTier {
         if let Some(root_lock) = &*lock(&self.root_lock) {
             engine.guard(root_lock);
         }
+        if let Some(lease) = &*lock(&self.lease) {
+            engine.guard(lease.file());
+        }
+        lock(&self.around.engines).push(Arc::downgrade(&engine));
         let _ = self.engine.set(engine);
         let started = self
             .spawn_loop("kvstrata-writer", Self::write_loop)
@@ -109,7 +130,7 @@ impl DiskTier {
         started.map_err(|error| {
             let mut state = lock(&self.state);
             state.phase = Phase::Stopping;
-            state.writer_done = true;
+            state.writer = WriterActivity::Done;
             drop(state);
             self.watch.notify_all();
             self.work.notify_all();
@@ -149,9 +170,11 @@ fn take_stock(
     let system = place.root.statistics().map_err(failed)?;
     let capacity_bytes = options.capacity.resolve(system.total_bytes);
     check_capacity(&options.row_bytes, capacity_bytes)?;
+    check_min_free(&options.row_bytes, options.min_free, system.total_bytes)?;
     let policy = eviction::create(&options.policy)?;
     let mut epochs = Epochs::open(place.namespace.directory()).map_err(failed)?;
-    let cache = Arc::new(FileCache::new(DESCRIPTORS_MAX));
+    begin_anew_if_used_up(&mut epochs, place, around);
+    let cache = Arc::new(FileCache::new(descriptors_max()));
     let mut inventory = Inventory::new(Index::default(), policy, place.groups.iter().copied());
     let fingerprinter = Fingerprinter::new(random(&place.root)?);
     let source = recover::Source {
@@ -173,7 +196,7 @@ fn take_stock(
         root: Arc::clone(&place.root),
         directories: place.directories.clone(),
         cache,
-        file_bytes: file_bytes(capacity_bytes, place.groups.len()),
+        file_bytes: file_bytes(capacity_bytes.min(system.total_bytes), place.groups.len()),
     };
     let first_store_order = recovered.last_store_order.saturating_add(1);
     Ok(Stock {
@@ -183,6 +206,32 @@ fn take_stock(
         space,
         first_store_order,
     })
+}
+
+/// Gives up everything stored when the numbers of epochs run out, so that resets go on to work.
+fn begin_anew_if_used_up(epochs: &mut Epochs, place: &Place, around: &Surroundings) {
+    around.metrics.junk.add(epochs.strange());
+    if epochs.strange() > 0 {
+        around.notices.say(Level::Warning, "epochs", || {
+            let count = epochs.strange();
+            format!("{count} names in the directory of epochs are none and are ignored")
+        });
+    }
+    if !epochs.used_up() {
+        return;
+    }
+    // Durably without rows first: none may be found under a number that is used again.
+    let emptied = place
+        .directories
+        .iter()
+        .try_for_each(|directory| recover::remove_row_files(directory));
+    let begun = emptied.and_then(|()| epochs.begin_anew());
+    around
+        .notices
+        .say(Level::Warning, "epochs", || match begun {
+            Ok(()) => "the numbers of epochs ran out; all stored rows are given up".to_owned(),
+            Err(error) => format!("the numbers of epochs run out: {error}"),
+        });
 }
 
 /// Checks everything that does not depend on the root; returns the manifest.
@@ -196,6 +245,12 @@ pub(crate) fn check_options(options: &TierOptions) -> Result<Manifest> {
         check_capacity(&options.row_bytes, capacity_bytes)?;
     }
     Manifest::new(options.identity.clone(), &options.row_bytes)
+}
+
+/// A name for the files of this process's trials: the next open removes what is left of them.
+fn trial_name(root: &Directory) -> Result<String> {
+    let unique = u64::from_le_bytes(random(root)?);
+    Ok(format!("{TRIAL_PREFIX}{unique:016x}{TEMPORARY_SUFFIX}"))
 }
 
 /// Removes the files of probes that were killed.
@@ -235,19 +290,63 @@ fn open_place(options: &TierOptions, root: Arc<Directory>, manifest: &Manifest) 
     })
 }
 
-/// Refuses a capacity in which a group could not store a single row.
-fn check_capacity(row_bytes: &BTreeMap<GroupId, u64>, capacity_bytes: u64) -> Result<()> {
-    for (group, row_bytes) in row_bytes {
-        let least = Geometry::minimum_file_bytes(*row_bytes)
-            .map_err(|error| Error::config(format!("row_bytes: group {group}: {error}")))?;
-        if capacity_bytes < least {
+/// Buffers for loads where reads can hang and the caller reuses a slot as soon as its job ends.
+fn load_buffers(options: &TierOptions, capabilities: &Capabilities) -> Option<LoadBuffers> {
+    let stride = |row_bytes: &u64| {
+        let row_bytes = usize::try_from(*row_bytes).ok()?;
+        row_bytes.checked_next_multiple_of(PADDING_BYTES)
+    };
+    let stride_max = options.row_bytes.values().filter_map(stride).max()?;
+    let needed = capabilities.may_hang && !options.honours_busy;
+    needed.then(|| LoadBuffers::new(stride_max))
+}
+
+/// Takes a lease of the namespace after removing those of dead writers.
+///
+/// # Errors
+/// `Config` naming a writer that is alive: a write of it may still land. With the root's lock in
+/// our hands it is a process that was killed and that the kernel has not let go yet, which is
+/// waited for, or a child that such a process forked. On a full disk there may be no lease: what is stored can be loaded
+/// all the same, and the root's lock keeps others out.
+fn take_lease(place: &Place, writer: WriterId, around: &Surroundings) -> Result<Option<Lease>> {
+    let root = &place.root;
+    let directory = place.namespace.directory();
+    let clock = &around.clock;
+    let begun = clock.now();
+    loop {
+        let cleared = lease::clear(directory).map_err(|error| unusable(root, &error))?;
+        let Some(alive) = cleared.alive.first() else {
+            break;
+        };
+        if clock.now().saturating_duration_since(begun) >= root_lock::DRAIN_TIME_MAX {
             return Err(Error::config(format!(
-                "capacity: {capacity_bytes} bytes cannot hold one row of group {group}, whose \
-                 smallest file takes {least} bytes"
+                "root {} is in use: a writer of {} has not ended ({alive}); end it or try again",
+                root.path().display(),
+                directory.path().display()
             )));
         }
+        clock.sleep(root_lock::DRAIN_PAUSE);
     }
-    Ok(())
+    match Lease::take(directory, writer) {
+        Ok(lease) => Ok(Some(lease)),
+        Err(error) if is_full(&error) => {
+            around.notices.say(Level::Warning, "lease", || {
+                format!(
+                    "no lease can be written in {}: {error}",
+                    directory.path().display()
+                )
+            });
+            Ok(None)
+        }
+        Err(error) => Err(unusable(root, &error)),
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 fn class_map(

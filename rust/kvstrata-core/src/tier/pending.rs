@@ -7,9 +7,11 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobKind, Outcome};
 use crate::key::Key;
 use crate::notice::Level;
+use crate::sys::errno::errno_name;
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, spawn, wait_timeout};
 use crate::tier::arguments::check_arguments;
 use crate::tier::disk::{DiskTier, Surroundings, plain};
+use crate::tier::last_error::{LastError, tail};
 
 /// Time to the first new attempt; doubled after each.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -19,7 +21,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 struct Attempt {
     opened: Option<Arc<DiskTier>>,
-    last_error: String,
+    last_error: Option<LastError>,
     /// A reset was asked for: it is made up for when the root opens.
     reset: bool,
     stop: bool,
@@ -50,7 +52,7 @@ impl Pending {
             format!("the tier stores and loads nothing until its root can be used: {first}")
         });
         let attempt = Attempt {
-            last_error: first.to_string(),
+            last_error: Some(open_error(&options, &around, first)),
             ..Attempt::default()
         };
         let pending = Arc::new(Self {
@@ -101,7 +103,9 @@ impl Pending {
                         let recorded = tier.reset().unwrap_or(false);
                         attempt = lock(&self.attempt);
                         if !recorded {
-                            "a reset could not be recorded".clone_into(&mut attempt.last_error);
+                            let error = Error::config("a reset could not be recorded");
+                            attempt.last_error =
+                                Some(open_error(&self.options, &self.around, &error));
                         }
                     }
                     self.around.notices.say(Level::Info, "usable", || {
@@ -110,7 +114,9 @@ impl Pending {
                     attempt.opened = Some(tier);
                     return;
                 }
-                Err(error) => attempt.last_error = error.to_string(),
+                Err(error) => {
+                    attempt.last_error = Some(open_error(&self.options, &self.around, &error));
+                }
             }
             pause = pause.saturating_mul(2).min(RETRY_MAX);
         }
@@ -122,7 +128,7 @@ impl Pending {
     }
 
     /// Why the last attempt failed.
-    pub(crate) fn last_error(&self) -> String {
+    pub(crate) fn last_error(&self) -> Option<LastError> {
         lock(&self.attempt).last_error.clone()
     }
 
@@ -164,6 +170,7 @@ impl Pending {
         let all: Vec<_> = (0..keys.len())
             .map(|position| plain(position, outcome))
             .collect();
+        self.around.metrics.offer(kind, keys.len());
         for _ in keys {
             self.around.metrics.count(kind, outcome);
         }
@@ -182,5 +189,16 @@ impl Pending {
             let _ = thread.join();
         }
         self.take()
+    }
+}
+
+/// Why the root could not be opened, in the form of every last error.
+fn open_error(options: &TierOptions, around: &Surroundings, error: &Error) -> LastError {
+    LastError {
+        errno: error.errno().map_or("none", errno_name),
+        operation: "open",
+        path: tail(&options.root),
+        text: error.to_string(),
+        at: around.clock.now(),
     }
 }

@@ -62,7 +62,8 @@ pub(crate) fn segments(
         if rest > 0 {
             segments.push(Segment {
                 memory: Memory::Buffer(Arc::clone(padding)),
-                offset: 0,
+                // At the page's end: aligned from where its place in the file is.
+                offset: PADDING_BYTES.saturating_sub(rest),
                 length: rest.min(PADDING_BYTES),
             });
         }

@@ -57,7 +57,7 @@ mod tests {
     fn key(number: usize) -> Fingerprint {
         let mut bytes = [0; 36];
         bytes[..8].copy_from_slice(&number.to_le_bytes());
-        Fingerprinter::new([1; 32]).of(&Key::new(&bytes).unwrap())
+        Fingerprinter::new([1; 16]).of(&Key::new(&bytes).unwrap())
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! A job inside the tier: its keys and slots, and what of it is still open.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::eviction::EntryId;
 use crate::index::Fingerprint;
 use crate::job::{JobId, JobKind};
 use crate::key::Key;
+use crate::sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sys::sync::{Mutex, lock};
 
 /// A key and its slot, checked.
@@ -35,6 +35,12 @@ pub(crate) struct Request {
     pub(crate) deadline: Instant,
     /// Keys without an outcome.
     open: AtomicUsize,
+    /// Of these, keys whose rows are written and whose entries are not (stores only).
+    written: AtomicUsize,
+    /// Whether its deadline was counted against the device.
+    late: AtomicBool,
+    /// Whether keys of it ended while the writer had them (stores only).
+    abandoned: AtomicBool,
     /// Rows stored so far, to put them in order when the last one is.
     stored: Mutex<Vec<(usize, EntryId)>>,
 }
@@ -49,6 +55,9 @@ impl Request {
             items,
             deadline,
             open,
+            written: AtomicUsize::new(0),
+            late: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             stored: Mutex::default(),
         }
     }
@@ -63,6 +72,38 @@ impl Request {
     /// Whether every key has its outcome.
     pub(crate) fn is_done(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// Counts rows whose bytes are written; says whether the job waits for nothing but entries.
+    pub(crate) fn wrote(&self, rows: usize) -> bool {
+        self.written.fetch_add(rows, Ordering::AcqRel);
+        self.waits_for_entries()
+    }
+
+    /// Counts rows whose entries are being written, or never will be.
+    pub(crate) fn entered(&self, rows: usize) {
+        self.written.fetch_sub(rows, Ordering::AcqRel);
+    }
+
+    /// Whether the rows of all keys without an outcome are written: entries are all it waits for.
+    pub(crate) fn waits_for_entries(&self) -> bool {
+        let written = self.written.load(Ordering::Acquire);
+        written > 0 && written >= self.open.load(Ordering::Acquire)
+    }
+
+    /// Notes that it is past its deadline; says whether this is the first time.
+    pub(crate) fn note_late(&self) -> bool {
+        !self.late.swap(true, Ordering::AcqRel)
+    }
+
+    /// Notes that keys of it have ended that the writer has: none of their slots may be read.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+    }
+
+    /// Whether keys of it ended while the writer had them.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
     }
 
     /// Remembers a stored row.

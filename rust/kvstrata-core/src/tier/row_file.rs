@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
-use crate::format::change_page::ChangePage;
+use crate::format::change_page::{ChangePage, counter_offset};
 use crate::format::geometry::Geometry;
 use crate::format::row_table::{ENTRY_BYTES, FREE_ENTRY, RowEntry};
 use crate::format::superblock::{FileId, Superblock, WriterId};
@@ -74,6 +74,11 @@ impl RowFile {
         lock(&self.header).superblock.incarnation
     }
 
+    /// Whether this process has written the file's header, and so may write its table and rows.
+    pub(crate) fn is_raised(&self) -> bool {
+        lock(&self.header).raised
+    }
+
     /// Raises the incarnation on disk, once, before this process's first write.
     ///
     /// # Errors
@@ -90,6 +95,8 @@ impl RowFile {
         self.write_superblock(&next)?;
         header.superblock = next;
         header.raised = true;
+        // Descriptors opened while the file could only be read are no use from here on.
+        self.file.close();
         Ok(())
     }
 
@@ -159,12 +166,19 @@ impl RowFile {
             .iter()
             .map(|(row, _)| self.geometry.region_of(*row))
             .collect();
-        for region in regions {
-            if let Some((counter, offset)) = lock(&self.header).changes.raise(region) {
-                table.write_all_at(&counter.to_le_bytes(), offset)?;
-            }
+        let (Some(first), Some(last)) = (regions.first().copied(), regions.last().copied()) else {
+            return Ok(());
+        };
+        // One write for all of them: the counters between are written as they are.
+        let mut header = lock(&self.header);
+        for region in &regions {
+            header.changes.raise(*region);
         }
-        Ok(())
+        let counters: Vec<u8> = (first..=last)
+            .flat_map(|region| header.changes.counter(region).to_le_bytes())
+            .collect();
+        drop(header);
+        table.write_all_at(&counters, counter_offset(first))
     }
 
     /// Brings newer access times to the entries of rows.

@@ -27,6 +27,7 @@ pub(crate) struct Rows {
     stale: Vec<u64>,
     free: u32,
     occupied: u32,
+    reserved: u32,
     cursor: usize,
 }
 
@@ -39,6 +40,7 @@ impl Rows {
             stale: vec![0; length.div_ceil(64)],
             free: count,
             occupied: 0,
+            reserved: 0,
             cursor: 0,
         }
     }
@@ -80,7 +82,7 @@ impl Rows {
         }
         match *place {
             FREE => self.free = self.free.saturating_sub(1),
-            RESERVED => {}
+            RESERVED => self.reserved = self.reserved.saturating_sub(1),
             _ => self.occupied = self.occupied.saturating_sub(1),
         }
         *place = match new {
@@ -88,7 +90,10 @@ impl Rows {
                 self.free = self.free.saturating_add(1);
                 FREE
             }
-            RowUse::Reserved => RESERVED,
+            RowUse::Reserved => {
+                self.reserved = self.reserved.saturating_add(1);
+                RESERVED
+            }
             RowUse::Occupied(entry) => {
                 self.occupied = self.occupied.saturating_add(1);
                 entry.0
@@ -128,16 +133,24 @@ impl Rows {
             .map(|entry| EntryId(*entry))
     }
 
+    /// Frees all occupied rows; their entries are still on disk.
+    pub(crate) fn give_up(&mut self) {
+        for row in 0..u32::try_from(self.uses.len()).unwrap_or(u32::MAX) {
+            if matches!(self.get(row), RowUse::Occupied(_)) {
+                self.set(row, RowUse::Free);
+                self.set_stale(row, true);
+            }
+        }
+    }
+
     /// Whether a row is being written or read out of the table.
-    pub(crate) fn any_reserved(&self) -> bool {
-        self.uses.contains(&RESERVED)
+    pub(crate) const fn any_reserved(&self) -> bool {
+        self.reserved > 0
     }
 
     /// Whether no row is occupied or reserved.
-    pub(crate) fn is_unused(&self) -> bool {
-        self.uses
-            .iter()
-            .all(|entry| matches!(*entry, FREE | RETIRED))
+    pub(crate) const fn is_unused(&self) -> bool {
+        self.occupied == 0 && self.reserved == 0
     }
 
     /// Remembers whether the entry on disk must be cleared before the row is overwritten.
@@ -169,6 +182,7 @@ mod tests {
         rows.take(4, &mut taken);
         assert_eq!(taken, [0, 1, 2, 3]);
         assert_eq!(rows.free(), 2);
+        assert!(rows.any_reserved());
         rows.set(1, RowUse::Free);
         taken.clear();
         rows.take(9, &mut taken);

@@ -1,6 +1,7 @@
 //! What the tier's one lock guards.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use crate::eviction::EntryId;
 use crate::format::checksum::RowChecksum;
@@ -8,8 +9,11 @@ use crate::index::{Fingerprint, RowPlace};
 use crate::io::OperationId;
 use crate::sys::sync::Arc;
 use crate::tier::inventory::Inventory;
+use crate::tier::load_buffers::{LoadBuffer, LoadBuffers};
 use crate::tier::removals::{Removals, StoreNumber};
 use crate::tier::request::Request;
+use crate::tier::waiters::Waiters;
+use crate::tier::written::Written;
 
 /// Where a tier is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +24,17 @@ pub(crate) enum Phase {
     Closing,
     /// The threads end.
     Stopping,
+}
+
+/// What the writer thread is doing, as far as a tier that closes has to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriterActivity {
+    /// It reads slots of stores, which it never begins once the tier is stopping.
+    ReadsSlots,
+    /// Anything else.
+    Other,
+    /// It has ended its work.
+    Done,
 }
 
 /// A row on its way between arena and file.
@@ -48,8 +63,21 @@ pub(crate) struct Flight {
     pub(crate) rows: Vec<FlightRow>,
     /// Epoch in which it was planned.
     pub(crate) epoch: u32,
+    /// When it was handed to the engine.
+    pub(crate) submitted: Instant,
+    /// Where rows are read to instead of their slots.
+    pub(crate) buffer: Option<LoadBuffer>,
     /// Its outcomes were given at the deadline; only the kernel's return is awaited.
     pub(crate) abandoned: bool,
+    /// The kernel has returned it; its rows are being verified and handed out.
+    pub(crate) landing: bool,
+}
+
+impl Flight {
+    /// Whether the kernel, or a landing to come, may touch its slots.
+    pub(crate) const fn uses_slots(&self) -> bool {
+        !(self.abandoned && self.buffer.is_some())
+    }
 }
 
 /// A key that is being stored.
@@ -87,16 +115,26 @@ pub(crate) struct State {
     pub(crate) inventory: Inventory,
     /// Operations in the engine.
     pub(crate) flights: HashMap<OperationId, Flight>,
+    /// Loads back from the kernel whose slots are being verified or filled.
+    pub(crate) landing: usize,
+    /// Who waits for rows that are being read.
+    pub(crate) waiters: Waiters,
+    /// Buffers that rows are read to; none where they are read to their slots.
+    pub(crate) buffers: Option<LoadBuffers>,
+    /// Payload bytes of loads that are not settled.
+    pub(crate) load_bytes_open: u64,
     /// Stores not planned yet.
     pub(crate) queued: VecDeque<QueuedStore>,
     /// The stores whose entries the writer thread is writing.
     pub(crate) entering: Vec<Arc<Request>>,
-    /// The store that the writer thread is planning.
-    pub(crate) planning: Option<Arc<Request>>,
+    /// The stores that the writer thread is planning.
+    pub(crate) planning: Vec<Arc<Request>>,
     /// Payload bytes of stores that are not settled.
     pub(crate) store_bytes_open: u64,
     /// Rows written whose entries are not.
-    pub(crate) written: Vec<Flight>,
+    pub(crate) written: Written,
+    /// Bytes of stores that the engine has.
+    pub(crate) store_bytes_in_engine: u64,
     /// Keys removed while stores were not planned yet.
     pub(crate) removals: Removals,
     /// Keys being stored.
@@ -107,6 +145,8 @@ pub(crate) struct State {
     pub(crate) deadlines: VecDeque<Arc<Request>>,
     /// Whether operations may be past their deadline and still with the kernel.
     pub(crate) overdue: bool,
+    /// Stores past their deadline of which keys could not be ended then.
+    pub(crate) late: Vec<Arc<Request>>,
     /// Epoch in which rows are stored and found.
     pub(crate) epoch: u32,
     /// A reset that could not be recorded: nothing is served or stored until one is.
@@ -117,34 +157,52 @@ pub(crate) struct State {
     pub(crate) next_store_order: u64,
     /// Number of the next operation.
     pub(crate) next_operation: u64,
-    /// Whether the writer thread has ended its work.
-    pub(crate) writer_done: bool,
+    /// What the writer thread is doing.
+    pub(crate) writer: WriterActivity,
 }
 
 impl State {
     /// State of a tier that was opened with this inventory.
-    pub(crate) fn new(inventory: Inventory, epoch: u32, next_store_order: u64) -> Self {
+    pub(crate) fn new(
+        inventory: Inventory,
+        buffers: Option<LoadBuffers>,
+        epoch: u32,
+        next_store_order: u64,
+    ) -> Self {
         Self {
             phase: Phase::Open,
             inventory,
             flights: HashMap::new(),
+            landing: 0,
+            waiters: Waiters::default(),
+            buffers,
+            load_bytes_open: 0,
             queued: VecDeque::new(),
             entering: Vec::new(),
-            planning: None,
+            planning: Vec::new(),
             store_bytes_open: 0,
-            written: Vec::new(),
+            written: Written::default(),
+            store_bytes_in_engine: 0,
             removals: Removals::default(),
             writing: HashMap::new(),
             clears: Vec::new(),
             deadlines: VecDeque::new(),
             overdue: false,
+            late: Vec::new(),
             epoch,
             reset_failed: false,
             next_counter: 1,
             next_store_order,
             next_operation: 1,
-            writer_done: false,
+            writer: WriterActivity::Other,
         }
+    }
+
+    /// Whether rows may be found: not after a reset that could not be recorded, nor while so many
+    /// reads are stuck that no row could be loaded.
+    pub(crate) fn readable(&self) -> bool {
+        let exhausted = self.buffers.as_ref().is_some_and(LoadBuffers::exhausted);
+        !(self.reset_failed || exhausted)
     }
 
     /// A new operation number; never used twice.
@@ -183,7 +241,7 @@ impl State {
         if let Some(writing) = self.writing.get_mut(&fingerprint) {
             writing.cancelled = true;
         }
-        if self.planning.is_some() || !self.queued.is_empty() {
+        if !(self.planning.is_empty() && self.queued.is_empty()) {
             self.removals.remove(fingerprint);
         }
     }

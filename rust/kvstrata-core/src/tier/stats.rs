@@ -2,15 +2,73 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::io::Completion;
+use crate::job::JobKind;
 use crate::key::GroupId;
-use crate::sys::sync::lock;
-use crate::tier::disk::DiskTier;
+use crate::notice::Level;
+use crate::sys::sync::atomic::{AtomicU64, Ordering};
+use crate::sys::sync::{Arc, lock, try_lock};
+use crate::tier::disk::{DiskTier, count};
+use crate::tier::load_buffers::LoadBuffers;
+use crate::tier::request::Request;
+use crate::tier::state::Flight;
+
+/// Figures about space as they were when its lock was last free.
+#[derive(Debug, Default)]
+pub(super) struct SpaceFigures {
+    capacity_bytes: AtomicU64,
+    used_bytes: AtomicU64,
+    foreign_files: AtomicU64,
+}
 
 impl DiskTier {
+    /// Counts how long an operation waited for its start, and how long it took from there.
+    pub(super) fn note_times(&self, flight: &Flight, completion: &Completion) {
+        let Some(started) = completion.operation.started.at() else {
+            return;
+        };
+        let now = self.around.clock.now();
+        let latency = &self.around.metrics.latency;
+        let (wait, moved) = match flight.request.kind {
+            JobKind::Load => (&latency.read_wait, &latency.read),
+            JobKind::Store => (&latency.write_wait, &latency.write),
+        };
+        wait.record(started.saturating_duration_since(flight.submitted));
+        moved.record(now.saturating_duration_since(started));
+    }
+
+    /// Time since the call that began a job. Its deadline is that much later than the call.
+    fn age(&self, request: &Request) -> core::time::Duration {
+        let now = self.around.clock.now();
+        let left = request.deadline.saturating_duration_since(now);
+        let late = now.saturating_duration_since(request.deadline);
+        self.deadline.saturating_sub(left).saturating_add(late)
+    }
+
+    /// Counts how long a job took.
+    pub(super) fn note_end(&self, request: &Request) {
+        let latency = &self.around.metrics.latency;
+        match request.kind {
+            JobKind::Load => latency.load.record(self.age(request)),
+            JobKind::Store => latency.store.record(self.age(request)),
+        }
+    }
+
+    /// Counts how long a store waited until the writer thread began to plan it.
+    pub(super) fn note_plan_wait(&self, request: &Arc<Request>) {
+        let latency = &self.around.metrics.latency;
+        latency.store_plan_wait.record(self.age(request));
+    }
+
     /// Counters and gauges; units are in the names, keys and rows where there is none.
     pub(crate) fn stats(&self) -> Map<String, Value> {
         let mut all = self.around.metrics.snapshot();
+        let now = self.around.clock.now();
+        let degraded = self.health.add_to(&mut all, now);
         self.add_state(&mut all);
+        if degraded && all.get("health").is_some_and(|health| health == "ok") {
+            all.insert("health".into(), "degraded".into());
+        }
         self.add_space(&mut all);
         if let Some(engine) = self.engine.get() {
             let (queue, counters) = (engine.queue(), engine.counters());
@@ -30,8 +88,20 @@ impl DiskTier {
             );
             all.insert("replaced_threads".into(), counters.replaced_threads.into());
         }
-        all.insert("io_backend".into(), self.capabilities.io_backend.into());
-        all.insert("io_mode".into(), self.capabilities.io_mode().into());
+        let jobs = &self.around.jobs;
+        all.insert("running_jobs".into(), jobs.running().into());
+        all.insert("unpolled_jobs".into(), jobs.unpolled().into());
+        let io_backend = self.io_backend();
+        if io_backend != self.capabilities.io_backend {
+            let text = || {
+                let chosen = self.capabilities.io_backend;
+                format!("io_backend: the kernel refuses {chosen} now, {io_backend} took over")
+            };
+            let notices = &self.around.notices;
+            notices.say_once(Level::Warning, "io_backend", text);
+        }
+        all.insert("io_backend".into(), io_backend.into());
+        all.insert("io_mode".into(), self.io_mode().into());
         all
     }
 
@@ -41,14 +111,17 @@ impl DiskTier {
         let mut rows: Map<String, Value> = Map::new();
         let mut payload_bytes = 0_u64;
         for (class, files) in inventory.classes() {
-            let (mut occupied, mut capacity, mut stride_bytes) = (0_u64, 0_u64, 0_u64);
+            let (mut occupied, mut free) = (0_u64, 0_u64);
+            let (mut capacity, mut stride_bytes) = (0_u64, 0_u64);
             for container in files.files.iter().filter_map(|id| inventory.container(*id)) {
                 occupied += u64::from(container.rows.occupied());
+                free += u64::from(container.rows.free());
                 capacity += u64::from(container.row_file.geometry.row_count());
                 stride_bytes = container.row_file.geometry.row_stride_bytes();
             }
             payload_bytes += occupied * files.row_bytes;
             let GroupId(group) = files.group;
+            let evictable = count(inventory.evictable(class));
             rows.insert(
                 group.to_string(),
                 json!({
@@ -56,7 +129,9 @@ impl DiskTier {
                     "rows_capacity": capacity,
                     "row_bytes": files.row_bytes,
                     "row_stride_bytes": stride_bytes,
-                    "evictable_rows": inventory.evictable(class),
+                    "rows_free": free,
+                    "evictable_rows": evictable,
+                    "pinned_rows": occupied.saturating_sub(evictable),
                     "files": files.files.len(),
                 }),
             );
@@ -64,9 +139,17 @@ impl DiskTier {
         all.insert("rows".into(), inventory.index.len().into());
         all.insert("payload_bytes".into(), payload_bytes.into());
         all.insert("groups".into(), rows.into());
+        all.insert("touched_pages".into(), inventory.touched.len().into());
         all.insert("epoch".into(), state.epoch.into());
         all.insert("queued_stores".into(), state.queued.len().into());
         all.insert("store_bytes_open".into(), state.store_bytes_open.into());
+        all.insert("load_bytes_open".into(), state.load_bytes_open.into());
+        all.insert("rows_being_read".into(), state.waiters.rows().into());
+        let buffers = state.buffers.as_ref();
+        let lent_bytes = buffers.map_or(0, LoadBuffers::lent_bytes);
+        let stuck_bytes = buffers.map_or(0, LoadBuffers::stuck_bytes);
+        all.insert("load_buffer_bytes".into(), lent_bytes.into());
+        all.insert("stuck_load_buffer_bytes".into(), stuck_bytes.into());
         let health = if self.is_poisoned() {
             "poisoned"
         } else if state.reset_failed {
@@ -77,13 +160,19 @@ impl DiskTier {
         all.insert("health".into(), health.into());
     }
 
-    fn add_space(&self, all: &mut Map<String, Value>) {
+    pub(super) fn add_space(&self, all: &mut Map<String, Value>) {
         // The writer holds this lock while it makes room; figures may be a moment old, never
         // waited for.
-        if let Ok(space) = self.space.try_lock() {
-            all.insert("capacity_bytes".into(), space.capacity_bytes.into());
-            all.insert("used_bytes".into(), space.used_bytes.into());
-            all.insert("foreign_files".into(), space.foreign.len().into());
+        let figures = &self.space_figures;
+        if let Some(space) = try_lock(&self.space) {
+            let set = |figure: &AtomicU64, value| figure.store(value, Ordering::Relaxed);
+            set(&figures.capacity_bytes, space.capacity_bytes);
+            set(&figures.used_bytes, space.used_bytes);
+            set(&figures.foreign_files, count(space.foreign.len()));
         }
+        let get = |figure: &AtomicU64| Value::from(figure.load(Ordering::Relaxed));
+        all.insert("capacity_bytes".into(), get(&figures.capacity_bytes));
+        all.insert("used_bytes".into(), get(&figures.used_bytes));
+        all.insert("foreign_files".into(), get(&figures.foreign_files));
     }
 }

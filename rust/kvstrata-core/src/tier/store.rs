@@ -1,26 +1,16 @@
 //! Stores: queued by the caller's thread, planned by the writer thread.
 
 use crate::error::Result;
-use crate::eviction::Class;
-use crate::format::checksum::row_checksum;
 use crate::index::RowPlace;
-use crate::io::{Completion, Failure};
+use crate::io::{Completion, Direction, Failure};
 use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
-use crate::notice::Level;
 use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::file_trouble::is_lost;
 use crate::tier::load::is_device_error;
-use crate::tier::plan;
-use crate::tier::removals::StoreNumber;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, QueuedStore, State};
-
-/// Keys of a job that are planned at a time: bounds how long the lock is held.
-const CHUNK_KEYS: usize = 256;
-
-/// Keys of one chunk that need rows, by class.
-type Needs = Vec<(Class, Vec<usize>)>;
 
 impl DiskTier {
     /// Queues a store; returns at once.
@@ -39,6 +29,9 @@ impl DiskTier {
         self.around
             .jobs
             .begin(job_id, JobKind::Store, request.items.len())?;
+        self.around
+            .metrics
+            .offer(JobKind::Store, request.items.len());
         if request.items.is_empty() {
             return Ok(());
         }
@@ -53,6 +46,10 @@ impl DiskTier {
                 "the tier stores nothing"
             };
             self.settle_rest(&mut state, &request, 0, Outcome::Dropped, reason);
+            return Ok(());
+        }
+        if self.refuses(Direction::Write) {
+            self.refuse_store(&mut state, &request, 0);
             return Ok(());
         }
         let watch = state.watch(&request);
@@ -73,113 +70,22 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Plans the next keys of a queued store; returns it if more are left.
-    pub(super) fn plan_store(&self, mut store: QueuedStore) -> Option<QueuedStore> {
-        let request = Arc::clone(&store.request);
-        let mut state = lock(&self.state);
-        if state.epoch != store.epoch || state.reset_failed {
-            self.settle_rest(&mut state, &request, store.next, Outcome::Dropped, "reset");
-            return None;
-        }
-        let first_order = *store.first_order.get_or_insert(state.next_store_order);
-        let end = store
-            .next
-            .saturating_add(CHUNK_KEYS)
-            .min(request.items.len());
-        let needs = self.sort_keys(&mut state, &request, store.next..end, store.number);
-        drop(state);
-        for (class, positions) in needs {
-            let places = self.acquire_rows(class, positions.len(), first_order);
-            let (with, without) = positions.split_at(places.len().min(positions.len()));
-            if !without.is_empty() {
-                let settlements: Vec<_> = without
-                    .iter()
-                    .map(|at| plain(*at, Outcome::NoSpace))
-                    .collect();
-                let mut state = lock(&self.state);
-                self.settle(
-                    &mut state,
-                    &request,
-                    &settlements,
-                    Some("no space could be made"),
-                );
-            }
-            let places = self.prepare_rows(&request, with, places);
-            self.write_rows(&store, places);
-        }
-        store.next = end;
-        (end < request.items.len()).then_some(store)
-    }
-
-    /// Settles keys that are there or were removed, joins those being stored, and says which need rows.
-    fn sort_keys(
-        &self,
-        state: &mut State,
-        request: &Arc<Request>,
-        positions: core::ops::Range<usize>,
-        number: StoreNumber,
-    ) -> Needs {
-        let mut settled = Vec::new();
-        let mut needs = Needs::new();
-        for position in positions {
-            let Some(item) = request.items.get(position) else {
-                continue;
-            };
-            if state.removals.cancel(item.fingerprint, number) {
-                settled.push(plain(position, Outcome::Dropped));
-            } else if state.inventory.index.find(item.fingerprint).is_some() {
-                settled.push(plain(position, Outcome::Present));
-            } else if let Some(writing) = state.writing.get_mut(&item.fingerprint)
-                && !writing.cancelled
-            {
-                writing.followers.push((Arc::clone(request), position));
-            } else if let Some((class, _)) = self.groups.get(&item.key.group()) {
-                match needs.iter_mut().find(|(of, _)| of == class) {
-                    Some((_, positions)) => positions.push(position),
-                    None => needs.push((*class, vec![position])),
-                }
-            }
-        }
-        self.settle(state, request, &settled, None);
-        needs
-    }
-
-    /// Makes rows safe to overwrite: incarnations raised, old entries cleared. Keys whose rows
-    /// cannot be made so are settled here.
-    fn prepare_rows(
-        &self,
-        request: &Arc<Request>,
-        positions: &[usize],
-        places: Vec<RowPlace>,
-    ) -> Vec<(usize, RowPlace)> {
-        let mut pairs: Vec<(usize, RowPlace)> = positions.iter().copied().zip(places).collect();
-        // Stable: neighbours in the job stay neighbours in the file.
-        let mut ready = Vec::with_capacity(pairs.len());
-        while let Some((_, first)) = pairs.first().copied() {
-            let (own, others): (Vec<_>, Vec<_>) = pairs
-                .into_iter()
-                .partition(|(_, place)| place.container == first.container);
-            pairs = others;
-            match self.clear_for_writing(&own) {
-                Ok(()) => ready.extend(own),
-                Err(error) => self.give_up_rows(request, &own, &error),
-            }
-        }
-        ready
-    }
-
-    fn clear_for_writing(&self, pairs: &[(usize, RowPlace)]) -> std::io::Result<()> {
-        let Some((_, first)) = pairs.first() else {
+    /// Raises a file's incarnation and clears the entries of rows in it that are to be written.
+    ///
+    /// # Errors
+    /// The device's; the rows must then not be written.
+    pub(super) fn clear_for_writing(&self, places: &[RowPlace]) -> std::io::Result<()> {
+        let Some(first) = places.first() else {
             return Ok(());
         };
         let state = lock(&self.state);
         let Some(container) = state.inventory.container(first.container) else {
-            return Err(std::io::Error::other("the row file is gone"));
+            return Err(std::io::Error::from_raw_os_error(libc::ENOENT));
         };
         let row_file = Arc::clone(&container.row_file);
-        let uncleared: Vec<u32> = pairs
+        let uncleared: Vec<u32> = places
             .iter()
-            .map(|(_, place)| place.row)
+            .map(|place| place.row)
             .filter(|row| container.rows.is_stale(*row))
             .collect();
         drop(state);
@@ -196,70 +102,17 @@ impl DiskTier {
         Ok(())
     }
 
-    fn give_up_rows(
-        &self,
-        request: &Arc<Request>,
-        pairs: &[(usize, RowPlace)],
-        error: &std::io::Error,
-    ) {
-        self.store_error(error);
-        let mut state = lock(&self.state);
-        let gone = error.raw_os_error() == Some(libc::ENOENT);
-        for (_, place) in pairs {
-            if gone && state.inventory.lose_container(place.container) > 0 {
-                self.around.metrics.lost_files.add(1);
-            }
-            // The old entry may still be there: the row is not used again.
-            state.inventory.retire_row(*place);
-            self.around.metrics.retired_rows.add(1);
+    /// Gives up rows that cannot be made safe to overwrite; returns how their keys end.
+    pub(super) fn give_up_rows(&self, places: &[RowPlace], error: &std::io::Error) -> Outcome {
+        if let Some(place) = places.first() {
+            self.file_failed(place.container, error);
         }
-        let outcome = outcome_of(error.raw_os_error());
-        let settlements: Vec<_> = pairs.iter().map(|(at, _)| plain(*at, outcome)).collect();
-        self.settle(&mut state, request, &settlements, Some(&error.to_string()));
-    }
-
-    fn store_error(&self, error: &std::io::Error) {
-        self.around.metrics.errors.add(1);
-        self.around
-            .notices
-            .say(Level::Warning, "store", || format!("store failed: {error}"));
-    }
-
-    /// Hands the writes of prepared rows to the engine.
-    fn write_rows(&self, store: &QueuedStore, places: Vec<(usize, RowPlace)>) {
-        let request = &store.request;
-        let checksums: Vec<_> = places
-            .iter()
-            .map(|(position, _)| {
-                let item = request.items.get(*position)?;
-                let payload = self.around.arena.bytes(item.offset, item.row_bytes)?;
-                Some(row_checksum(&self.digest, &item.key, payload))
-            })
-            .collect();
         let mut state = lock(&self.state);
-        let mut rows = Vec::with_capacity(places.len());
-        for ((position, place), checksum) in places.into_iter().zip(checksums) {
-            let (Some(checksum), Some(item)) = (checksum, request.items.get(position)) else {
-                continue;
-            };
-            let store_order = state.next_store_order;
-            state.next_store_order = store_order.saturating_add(1);
-            let counter = state.next_counter;
-            state.next_counter = counter.saturating_add(1);
-            state.begin_writing(item.fingerprint, counter, store.number);
-            rows.push(FlightRow {
-                position,
-                place,
-                entry: None,
-                checksum,
-                store_order,
-                counter,
-            });
+        for place in places {
+            // The old entry may still be there: it is cleared before the row is used again.
+            state.inventory.free_row(*place, true);
         }
-        let runs = plan::runs(rows, &state.inventory);
-        let operations = self.launch(&mut state, request, runs, store.epoch);
-        drop(state);
-        self.submit(operations);
+        outcome_of(error.raw_os_error())
     }
 
     /// Takes a write operation back: its entries are next, or its rows are free again.
@@ -272,9 +125,11 @@ impl DiskTier {
                     self.end_store(&mut state, &flight, |_| Outcome::Dropped, Some("poisoned"));
                     return;
                 }
-                state.written.push(flight);
+                let is_due = state.written.push(flight);
                 drop(state);
-                self.work.notify_one();
+                if is_due {
+                    self.work.notify_one();
+                }
             }
             Err(failure) => self.settle_write_failure(&flight, *failure),
         }
@@ -287,18 +142,20 @@ impl DiskTier {
             Failure::Os(errno) => outcome_of(Some(errno)),
             Failure::Short => Outcome::IoError,
         };
-        let retire = is_device_error(failure);
+        if failure == Failure::TimedOut {
+            self.note_late(&flight.request);
+        }
+        self.flight_failed(flight, failure);
+        let retire = is_device_error(failure) && !self.health.refuses(Direction::Write);
         // A file without its name, or cut, takes no more rows.
-        let gone = matches!(failure, Failure::Os(libc::ENOENT) | Failure::Short);
-        let text = format!("store failed: {failure}");
+        let gone = is_lost(failure);
+        let text = self.failure_text("store failed", flight, failure);
         self.around.metrics.errors.add(1);
-        self.around
-            .notices
-            .say(Level::Warning, "store", || text.clone());
+        self.say_failed("store", failure, &text);
         let mut state = lock(&self.state);
         for row in &flight.rows {
-            if gone && state.inventory.lose_container(row.place.container) > 0 {
-                self.around.metrics.lost_files.add(1);
+            if gone {
+                self.lose_file(&mut state, row.place.container);
             }
             if retire {
                 state.inventory.retire_row(row.place);
@@ -353,7 +210,7 @@ impl DiskTier {
 }
 
 /// How a store ends that failed with this errno.
-fn outcome_of(errno: Option<i32>) -> Outcome {
+pub(super) fn outcome_of(errno: Option<i32>) -> Outcome {
     match errno {
         Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Outcome::NoSpace,
         _ => Outcome::IoError,

@@ -1,17 +1,29 @@
-//! The writer thread: space, plans of stores, the row table.
+//! The writer thread: what it does next, and how it ends.
 
+use core::time::Duration;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::format::row_table::{Generation, RowEntry};
 use crate::index::RowPlace;
+use crate::io::Direction;
 use crate::job::Outcome;
 use crate::notice::Level;
-use crate::sys::sync::{Arc, atomic::Ordering, lock, wait};
+use crate::sys::sync::{Arc, atomic::Ordering, lock, wait, wait_timeout};
+use crate::tier::batch;
+use crate::tier::chores::{Chore, Chores};
 use crate::tier::disk::{DiskTier, plain};
-use crate::tier::inventory::NewRow;
+use crate::tier::health::REFUSED;
+use crate::tier::last_error::Cause;
 use crate::tier::request::Request;
+use crate::tier::row_file::RowFile;
 use crate::tier::rows::RowUse;
-use crate::tier::state::{Flight, FlightRow, Phase, QueuedStore, State};
+use crate::tier::state::{Flight, Phase, QueuedStore, State, WriterActivity};
+use crate::tier::written::Written;
+
+/// Bytes in the engine below which stores are planned before anything else.
+const ENGINE_BYTES_LOW: u64 = 64 << 20;
+/// How long a written row waits at most for others before its entry is written.
+const ENTRIES_DELAY_MAX: Duration = Duration::from_millis(5);
 
 /// What the writer does next.
 #[derive(Debug)]
@@ -20,8 +32,12 @@ enum Work {
     Entries(Vec<Flight>),
     /// Rows are free for good: clear their entries.
     Clears(Vec<RowPlace>),
-    /// A store waits to be planned.
-    Plan(QueuedStore),
+    /// Stores wait to be planned.
+    Plan(Vec<QueuedStore>),
+    /// A device that was given up is to be tried.
+    Trial,
+    /// Something beside stores is due.
+    Chore(Chore),
     /// The tier is closing and nothing is left.
     Stop,
 }
@@ -30,189 +46,95 @@ impl DiskTier {
     /// Body of the writer thread.
     pub(super) fn write_loop(&self) {
         let ended = catch_unwind(AssertUnwindSafe(|| {
+            let mut has_planned = false;
+            let mut chores = Chores::new(self.around.clock.now());
             loop {
-                let work = self.next_work();
-                self.give_back_lost_files();
+                let work = self.next_work(has_planned, &mut chores);
+                has_planned = matches!(work, Work::Plan(_));
+                if !self.health.refuses(Direction::Write) {
+                    self.give_back_lost_files();
+                }
                 match work {
+                    Work::Trial => self.do_trial_work(),
                     Work::Entries(flights) => self.write_entries(flights),
                     Work::Clears(places) => self.clear_rows(&places),
-                    Work::Plan(store) => self.plan_or_requeue(store),
+                    Work::Plan(stores) => {
+                        self.plan_or_requeue(stores);
+                        chores.planned(self);
+                    }
+                    Work::Chore(chore) => chores.run(self, chore),
                     Work::Stop => break,
                 }
             }
             self.flush();
+            self.remove_last_trial();
         }));
         if ended.is_err() {
             self.poison();
         }
-        lock(&self.state).writer_done = true;
+        lock(&self.state).writer = WriterActivity::Done;
         self.done.notify_all();
     }
 
-    fn next_work(&self) -> Work {
+    /// What is to be done next; sleeps while there is nothing.
+    ///
+    /// Entries that a job waits for go before stores that wait to be planned, unless the engine
+    /// is about to run out of work (not twice in a row).
+    fn next_work(&self, has_planned: bool, chores: &mut Chores) -> Work {
         let mut state = lock(&self.state);
         state.entering.clear();
+        let mut has_waited = false;
         loop {
-            if !state.written.is_empty() {
-                let written = core::mem::take(&mut state.written);
-                state.entering = written
-                    .iter()
-                    .map(|flight| Arc::clone(&flight.request))
-                    .collect();
+            let is_stopping = state.phase == Phase::Stopping;
+            let feeds_engine = !has_planned
+                && !state.queued.is_empty()
+                && state.store_bytes_in_engine < ENGINE_BYTES_LOW;
+            let writes_entries = state.written.is_due() || has_waited || is_stopping;
+            if !state.written.is_empty() && writes_entries && !feeds_engine {
+                let written = state.written.take();
+                state.entering = Written::requests(&written);
                 return Work::Entries(written);
+            }
+            if self.has_trial_work() {
+                return Work::Trial;
             }
             if !state.clears.is_empty() {
                 return Work::Clears(core::mem::take(&mut state.clears));
             }
-            if let Some(store) = state.queued.pop_front() {
-                state.planning = Some(Arc::clone(&store.request));
-                return Work::Plan(store);
+            if !is_stopping && let Some(chore) = chores.take_due(self, &state) {
+                return Work::Chore(chore);
             }
-            if state.phase == Phase::Stopping && state.flights.is_empty() {
+            if !state.queued.is_empty() {
+                return Work::Plan(take_batch(&mut state));
+            }
+            let in_engine = state.flights.values().any(Flight::uses_slots);
+            if is_stopping && !in_engine && state.written.is_empty() {
                 return Work::Stop;
             }
-            state = wait(&self.work, state);
+            has_waited = !state.written.is_empty();
+            let pause = if has_waited {
+                Some(ENTRIES_DELAY_MAX)
+            } else {
+                chores.sleep(self).filter(|_| !is_stopping)
+            };
+            state = match pause {
+                Some(pause) => wait_timeout(&self.work, state, pause),
+                None => wait(&self.work, state),
+            };
         }
     }
 
-    fn plan_or_requeue(&self, store: QueuedStore) {
-        let rest = self.plan_store(store);
+    fn plan_or_requeue(&self, stores: Vec<QueuedStore>) {
+        let rest = self.plan_stores(stores);
         let mut state = lock(&self.state);
-        state.planning = None;
+        state.planning.clear();
         // At the front: stores are planned in the order they were asked.
-        if let Some(rest) = rest {
-            state.queued.push_front(rest);
+        for store in rest.into_iter().rev() {
+            state.queued.push_front(store);
         }
         if state.queued.is_empty() {
             state.removals.clear();
         }
-    }
-
-    /// Writes the entries of written rows, file by file, and lists the rows.
-    fn write_entries(&self, mut flights: Vec<Flight>) {
-        flights.sort_by_key(|flight| flight.rows.first().map(|row| row.place));
-        let same_file = |a: &Flight, b: &Flight| {
-            a.rows.first().map(|row| row.place.container)
-                == b.rows.first().map(|row| row.place.container)
-        };
-        for group in flights.chunk_by(same_file) {
-            self.write_entries_of_file(group);
-        }
-    }
-
-    fn write_entries_of_file(&self, flights: &[Flight]) {
-        let now = self.around.clock.unix_seconds();
-        let state = lock(&self.state);
-        let first = flights.iter().flat_map(|flight| &flight.rows).next();
-        let row_file = first
-            .and_then(|row| state.inventory.row_file(row.place))
-            .map(Arc::clone);
-        // What was removed or reset meanwhile gets no entry at all.
-        let listable: Vec<(&Flight, &FlightRow)> = flights
-            .iter()
-            .flat_map(|flight| flight.rows.iter().map(move |row| (flight, row)))
-            .filter(|(flight, row)| may_list(&state, flight, row))
-            .collect();
-        drop(state);
-        let Some(row_file) = row_file else {
-            return;
-        };
-        let incarnation = row_file.incarnation();
-        let entries: Vec<(u32, RowEntry)> = listable
-            .iter()
-            .filter_map(|(flight, row)| {
-                let item = flight.request.items.get(row.position)?;
-                Some((
-                    row.place.row,
-                    RowEntry {
-                        key: item.key,
-                        generation: Generation {
-                            incarnation,
-                            counter: row.counter,
-                        },
-                        epoch: flight.epoch,
-                        payload_bytes: u32::try_from(item.row_bytes).ok()?,
-                        store_order: row.store_order,
-                        access_time: now,
-                        checksum: row.checksum.to_field(),
-                    },
-                ))
-            })
-            .collect();
-        let written = row_file.write_entries(&entries);
-        if let Err(error) = &written {
-            self.around.metrics.errors.add(1);
-            self.around.notices.say(Level::Warning, "table", || {
-                format!(
-                    "the row table of {} cannot be written: {error}",
-                    row_file.path().display()
-                )
-            });
-        }
-        let had_entry: Vec<u64> = listable.iter().map(|(_, row)| row.counter).collect();
-        for flight in flights {
-            self.list_rows(flight, &had_entry, written.as_ref().err(), now);
-        }
-    }
-
-    /// Lists the rows of a flight, the tail first, and settles its keys.
-    fn list_rows(
-        &self,
-        flight: &Flight,
-        had_entry: &[u64],
-        error: Option<&std::io::Error>,
-        now: u32,
-    ) {
-        let mut state = lock(&self.state);
-        let mut failed = Vec::new();
-        for row in flight.rows.iter().rev() {
-            let Some(item) = flight.request.items.get(row.position) else {
-                continue;
-            };
-            let on_disk = had_entry.contains(&row.counter);
-            if !on_disk || error.is_some() || !may_list(&state, flight, row) {
-                failed.push(row.counter);
-                if on_disk && error.is_some() {
-                    // The entry may be there or not: the row is not used again.
-                    state.inventory.retire_row(row.place);
-                } else {
-                    state.inventory.free_row(row.place, on_disk);
-                }
-                if on_disk {
-                    state.clears.push(row.place);
-                }
-                continue;
-            }
-            let listed = state.inventory.publish(NewRow {
-                fingerprint: item.fingerprint,
-                place: row.place,
-                checksum: row.checksum,
-                store_order: row.store_order,
-                access_time: now,
-            });
-            match listed {
-                Some(entry) => flight.request.remember(row.position, entry),
-                None => failed.push(row.counter),
-            }
-        }
-        let why = error.map(ToString::to_string);
-        let outcome = if error.is_some() {
-            Outcome::IoError
-        } else {
-            Outcome::Dropped
-        };
-        self.end_store(
-            &mut state,
-            flight,
-            |row| {
-                if failed.contains(&row.counter) {
-                    outcome
-                } else {
-                    Outcome::Ok
-                }
-            },
-            why.as_deref(),
-        );
     }
 
     /// Clears the entries of rows that hold nothing any more.
@@ -239,9 +161,7 @@ impl DiskTier {
             }
             let row_file = Arc::clone(&container.row_file);
             drop(state);
-            let cleared = row_file
-                .raise_incarnation(self.writer)
-                .and_then(|()| row_file.clear_entries(&rows));
+            let cleared = self.clear_entries(&row_file, &rows);
             let mut state = lock(&self.state);
             if let Some(container) = state.inventory.container_mut(first.container) {
                 for row in rows {
@@ -250,6 +170,26 @@ impl DiskTier {
                 }
             }
         }
+    }
+
+    /// Clears entries on disk. While writes are given up they are left for whoever uses the rows.
+    fn clear_entries(&self, row_file: &RowFile, rows: &[u32]) -> std::io::Result<()> {
+        if self.health.refuses(Direction::Write) {
+            return Err(std::io::Error::other(REFUSED));
+        }
+        let cleared = row_file
+            .raise_incarnation(self.writer)
+            .and_then(|()| row_file.clear_entries(rows));
+        if let Err(error) = &cleared {
+            let operation = "write to the row table";
+            self.device_failed(
+                Direction::Write,
+                Cause::of(error),
+                operation,
+                &row_file.path(),
+            );
+        }
+        cleared
     }
 
     /// Writes down what a restart should know: access times, cleared rows, clean marks.
@@ -300,42 +240,57 @@ impl DiskTier {
         });
         let mut state = lock(&self.state);
         let queued: Vec<_> = state.queued.drain(..).map(|store| store.request).collect();
-        let written = core::mem::take(&mut state.written);
+        let written = state.written.take();
         for flight in written {
             self.end_store(&mut state, &flight, |_| Outcome::Dropped, Some("poisoned"));
         }
-        let planning = state.planning.take();
+        let planning = core::mem::take(&mut state.planning);
         let entering = core::mem::take(&mut state.entering);
         for request in queued.iter().chain(&planning).chain(&entering) {
-            self.drop_open_keys(&mut state, request);
+            self.end_open_keys(&mut state, request, Outcome::Dropped, "poisoned");
         }
     }
 
     /// Gives the keys of a store that nobody will settle any more their outcome: those that have
     /// none and are not with the engine.
-    fn drop_open_keys(&self, state: &mut State, request: &Arc<Request>) {
-        let mut open = self.around.jobs.open_positions(request.job_id);
-        state
+    pub(super) fn end_open_keys(
+        &self,
+        state: &mut State,
+        request: &Arc<Request>,
+        outcome: Outcome,
+        why: &str,
+    ) {
+        let in_engine: HashSet<usize> = state
             .flights
             .values()
             .filter(|flight| Arc::ptr_eq(&flight.request, request))
-            .flat_map(|flight| &flight.rows)
-            .for_each(|row| open.retain(|position| *position != row.position));
-        let dropped: Vec<_> = open
-            .into_iter()
-            .map(|position| plain(position, Outcome::Dropped))
+            .flat_map(|flight| flight.rows.iter().map(|row| row.position))
             .collect();
-        self.settle(state, request, &dropped, Some("poisoned"));
+        let open = self.around.jobs.open_positions(request.job_id);
+        let ended: Vec<_> = open
+            .into_iter()
+            .filter(|position| !in_engine.contains(position))
+            .map(|position| plain(position, outcome))
+            .collect();
+        self.settle(state, request, &ended, Some(why));
     }
 }
 
-/// Whether a written row may still be listed.
-fn may_list(state: &State, flight: &Flight, row: &FlightRow) -> bool {
-    flight.epoch == state.epoch
-        && !state.reset_failed
-        && flight
-            .request
-            .items
-            .get(row.position)
-            .is_some_and(|item| state.may_list(item.fingerprint, row.counter))
+/// Takes stores off the queue, as many as are planned together: one of which some keys were
+/// planned before alone, others until they are enough.
+fn take_batch(state: &mut State) -> Vec<QueuedStore> {
+    let mut batch = Vec::new();
+    let (mut keys, mut bytes, mut is_begun) = (0_usize, 0_u64, false);
+    while keys < batch::KEYS_MAX
+        && bytes < batch::BYTES_MAX
+        && !is_begun
+        && let Some(store) = state.queued.pop_front()
+    {
+        is_begun = store.first_order.is_some();
+        keys = keys.saturating_add(store.request.items.len());
+        bytes = bytes.saturating_add(store.request.bytes());
+        state.planning.push(Arc::clone(&store.request));
+        batch.push(store);
+    }
+    batch
 }

@@ -1,5 +1,7 @@
 //! Arguments as Python gives them, checked one by one; a refusal names the argument.
 
+mod count;
+mod given;
 mod keys;
 mod named;
 mod offsets;
@@ -10,6 +12,8 @@ mod size;
 use kvstrata_core::error::ErrorKind;
 use pyo3::prelude::*;
 
+pub(crate) use count::Count;
+pub(crate) use given::Given;
 pub(crate) use keys::Keys;
 pub(crate) use named::{Flag, JobId, Named, Seconds, Text};
 pub(crate) use offsets::Offsets;
@@ -38,6 +42,18 @@ names! {
     ShareMode = "share_mode", Config;
     Required = "required", Config;
     HonoursBusy = "honours_busy", Config;
+    Endpoint = "endpoint", Config;
+    Region = "region", Config;
+    Addressing = "addressing", Config;
+    AllowHttp = "allow_http", Config;
+    CaBundle = "ca_bundle", Config;
+    RequestsMax = "requests_max", Config;
+    InFlightMax = "in_flight_max", Config;
+    LookupWait = "lookup_wait_s", Config;
+    FoundFor = "found_s", Config;
+    AbsentFor = "absent_s", Config;
+    OlderThan = "older_than_s", Config;
+    DryRun = "dry_run", Config;
     Timeout = "timeout_s", Argument;
 }
 

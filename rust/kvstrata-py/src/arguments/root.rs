@@ -1,9 +1,10 @@
-//! Where a tier lives.
+//! Where a tier lives: a directory or a bucket.
 
 use std::path::PathBuf;
 
 use kvstrata_core::config;
 use kvstrata_core::error::ErrorKind;
+use kvstrata_core::object::Location;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 #[cfg(feature = "stubs")]
@@ -12,8 +13,13 @@ use pyo3::{inspect::PyStaticExpr, type_hint_identifier, type_hint_subscript, typ
 use super::shown;
 use crate::error::{exception, refused};
 
-/// A `file://` URL, a path as `str`, or a path object.
-pub(crate) struct Root(pub(crate) PathBuf);
+/// A URL, a path as `str`, or a path object.
+pub(crate) enum Root {
+    /// `file://` or a path.
+    Directory(PathBuf),
+    /// `s3://`, `gs://`, `az://` or `memory://`.
+    Bucket(Location),
+}
 
 impl FromPyObject<'_, '_> for Root {
     type Error = PyErr;
@@ -31,13 +37,20 @@ impl FromPyObject<'_, '_> for Root {
         if let Ok(text) = object.cast::<PyString>()
             && let Ok(text) = text.to_str()
         {
-            return config::parse_url(text)
-                .map(Self)
-                .map_err(|error| refused(py, &error));
+            let bucket = Location::parse(text).map_err(|error| refused(py, &error))?;
+            return match bucket {
+                Some(location) => Ok(Self::Bucket(location)),
+                None => config::parse_url(text)
+                    .map(Self::Directory)
+                    .map_err(|error| refused(py, &error)),
+            };
         }
-        object.extract::<PathBuf>().map(Self).map_err(|_| {
-            let text = format!("url is {}; a str or a path is expected", shown(&object));
-            exception(py, ErrorKind::Config, text)
-        })
+        object
+            .extract::<PathBuf>()
+            .map(Self::Directory)
+            .map_err(|_| {
+                let text = format!("url is {}; a str or a path is expected", shown(&object));
+                exception(py, ErrorKind::Config, text)
+            })
     }
 }

@@ -17,16 +17,6 @@ pub(crate) struct SizeText<N> {
     name: PhantomData<N>,
 }
 
-impl<N> SizeText<N> {
-    /// A default in percent of the file system.
-    pub(crate) const fn percent(percent: f64) -> Self {
-        Self {
-            value: Size::Percent(percent),
-            name: PhantomData,
-        }
-    }
-}
-
 impl<N: Named> FromPyObject<'_, '_> for SizeText<N> {
     type Error = PyErr;
     #[cfg(feature = "stubs")]

@@ -1,10 +1,12 @@
 //! One operation on one thread: descriptor, alignment, calls.
 
-use core::fmt::Debug;
+use core::fmt::{self, Debug};
 
+use crate::io::alter::Alter;
 use crate::io::file::FileCache;
+use crate::io::settle::{Passage, Settler, before_read};
 use crate::io::transfer::{Calls, run};
-use crate::io::work::{Mode, errno, open, pause_before};
+use crate::io::work::{Mode, errno, fit, look, pause_before};
 use crate::io::{Alignment, Direction, EngineCounters, Failure, Operation};
 use crate::sys::clock::Clock;
 use crate::sys::fs::{Direct, IoVector};
@@ -27,11 +29,21 @@ pub trait Executor: Send + Sync + Debug {
 }
 
 /// Executes with `preadv` and `pwritev`.
-#[derive(Debug)]
 pub struct FileExecutor {
     files: Arc<FileCache>,
     clock: Arc<dyn Clock>,
     mode: Mode,
+    settler: Settler,
+    alter: Option<Alter>,
+}
+
+impl Debug for FileExecutor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("FileExecutor")
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
 }
 
 impl FileExecutor {
@@ -46,8 +58,25 @@ impl FileExecutor {
         Self {
             files,
             clock,
-            mode: Mode::new(direct, alignment),
+            mode: Mode::new(direct, alignment, false),
+            settler: Settler::default(),
+            alter: None,
         }
+    }
+
+    /// Has the page cache forget the rows that go through it.
+    #[must_use]
+    pub fn with_small_cache(mut self) -> Self {
+        let (direct, alignment) = self.mode.now();
+        self.mode = Mode::new(direct, alignment, true);
+        self
+    }
+
+    /// For tests: every answer of the kernel goes through `alter`.
+    #[must_use]
+    pub fn with_alter(mut self, alter: Alter) -> Self {
+        self.alter = Some(alter);
+        self
     }
 }
 
@@ -60,7 +89,14 @@ impl Executor for FileExecutor {
                     operation,
                 };
                 run(&mut work.transfer, &mut calls);
-                self.mode.finish(operation, work, bounce)
+                let direct = work.transfer.direct();
+                let executed = self.mode.finish(operation, work, bounce);
+                if self.mode.settles()
+                    && let Some(passage) = Passage::of(operation, direct)
+                {
+                    self.settler.settle(&self.files, passage);
+                }
+                executed
             }
             Err(failure) => Executed {
                 transferred_bytes: 0,
@@ -84,6 +120,22 @@ struct FileCalls<'a> {
     operation: &'a Operation,
 }
 
+impl FileCalls<'_> {
+    /// What a test makes of the kernel's answer.
+    fn altered(&self, alter: &Alter, truth: Result<usize, Failure>) -> Result<usize, Failure> {
+        let truth = match truth {
+            Ok(bytes) => i32::try_from(bytes).unwrap_or(i32::MAX),
+            Err(Failure::Os(errno)) => errno.saturating_neg(),
+            Err(other) => return Err(other),
+        };
+        let answer = alter(self.operation, truth);
+        if !answer.after.is_zero() {
+            self.executor.clock.sleep(answer.after);
+        }
+        usize::try_from(answer.result).map_err(|_| Failure::Os(answer.result.saturating_neg()))
+    }
+}
+
 impl Calls for FileCalls<'_> {
     fn call(
         &mut self,
@@ -91,13 +143,11 @@ impl Calls for FileCalls<'_> {
         vectors: &[IoVector],
         offset: u64,
     ) -> Result<usize, Failure> {
-        let file = open(
-            &self.executor.files,
-            self.operation,
-            direct,
-            vectors,
-            offset,
-        )?;
+        let opened = look(&self.executor.files, &self.operation.file, direct);
+        let file = fit(opened, self.operation, vectors, offset)?;
+        if self.executor.mode.settles() {
+            before_read(self.operation, direct, &file);
+        }
         #[expect(
             unsafe_code,
             reason = "the engine owns the operation's memory during the call"
@@ -111,7 +161,11 @@ impl Calls for FileCalls<'_> {
                 Direction::Write => file.write_vectored_at(vectors, offset),
             }
         };
-        result.map_err(|error| Failure::Os(errno(&error)))
+        let result = result.map_err(|error| Failure::Os(errno(&error)));
+        match &self.executor.alter {
+            Some(alter) => self.altered(alter, result),
+            None => result,
+        }
     }
 
     fn pause(&mut self, retry: u32) -> bool {

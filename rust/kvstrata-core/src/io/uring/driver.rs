@@ -4,18 +4,21 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
 
 use hashbrown::HashMap;
 
+use super::errands::OpenKey;
 use super::flight::{Flight, Step};
 use super::ring::{FIRST_TOKEN, Ring};
 use super::shared::{Asleep, Shared};
+use super::waits::Waits;
 use crate::io::plan::Bounce;
+use crate::io::settle::before_read;
 use crate::io::work::{Executed, Work, errno, pause_before};
 use crate::io::{Failure, Operation};
+use crate::sys::fs::File;
+use crate::sys::sync::Arc;
 use crate::sys::sync::atomic::Ordering;
-use crate::sys::sync::{Arc, lock};
 
 /// While so many bytes of bounce buffers are lent, nothing new is started.
 const BOUNCE_BYTES_MAX: usize = 64 << 20;
@@ -24,33 +27,37 @@ const BOUNCE_BYTES_MAX: usize = 64 << 20;
 /// checksum of many rows leaves no device waiting.
 const DELIVERED_BYTES: u64 = 256 << 10;
 
-/// Panics and failed system calls in a row after which the thread gives up.
+/// Panics in a row after which the thread gives up.
 const PANICS_MAX: u32 = 8;
-const FAILURES_MAX: u32 = 500;
+/// System calls in a row that may fail for a passing reason, and for good.
+const FAILURES_MAX: u32 = 100;
+const REFUSALS_MAX: u32 = 3;
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Everything the thread owns. What the kernel has is in `flights`, under the token that its
 /// completion will name; no token is used twice.
 pub(super) struct Driver {
-    shared: Arc<Shared>,
-    ring: Ring,
-    flights: HashMap<u64, Flight>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) ring: Ring,
+    pub(super) flights: HashMap<u64, Flight>,
     next_token: u64,
     /// Started, and waiting for a call: the next one, or room for one.
-    ready: VecDeque<u64>,
-    /// Started, and waiting for a time.
-    paused: Vec<(Instant, u64)>,
+    pub(super) ready: VecDeque<u64>,
+    pub(super) waits: Waits,
     /// Answers that were not looked at yet.
-    answers: VecDeque<(u64, i32)>,
+    pub(super) answers: VecDeque<(u64, i32)>,
     /// Ended, and not completed yet.
     ended: VecDeque<(Operation, Executed)>,
     /// Files of the calls that the kernel has, with the number of calls.
-    open: HashMap<RawFd, usize>,
+    pub(super) open: HashMap<RawFd, usize>,
+    /// Files that other threads look at, with the operations that wait for it.
+    pub(super) looked_at: HashMap<OpenKey, Vec<u64>>,
     bounce: Bounce,
     bounce_bytes: usize,
-    cancelled: usize,
+    pub(super) cancelled: usize,
     panics: u32,
     failures: u32,
+    refusals: u32,
 }
 
 impl Driver {
@@ -61,20 +68,23 @@ impl Driver {
             flights: HashMap::new(),
             next_token: FIRST_TOKEN,
             ready: VecDeque::new(),
-            paused: Vec::new(),
+            waits: Waits::default(),
             answers: VecDeque::new(),
             ended: VecDeque::new(),
             open: HashMap::new(),
+            looked_at: HashMap::new(),
             bounce: Bounce::default(),
             bounce_bytes: 0,
             cancelled: 0,
             panics: 0,
             failures: 0,
+            refusals: 0,
         }
     }
 
-    /// Runs until the engine is closed and everything that was started has completed; whether it
-    /// came so far. Otherwise what the kernel has is leaked, for it may still be written to.
+    /// Runs until the engine is closed and everything that was started has completed, or another
+    /// engine has taken over; whether it came so far. Otherwise what the kernel has is leaked, for
+    /// it may still be written to.
     pub(super) fn run(mut self) -> bool {
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {
@@ -85,11 +95,17 @@ impl Driver {
                 }
                 Err(_) => {
                     self.panics += 1;
-                    self.shared.poison();
+                    self.shared.intake.poison();
                 }
             }
-            if self.panics > PANICS_MAX || self.failures > FAILURES_MAX {
-                self.shared.poison();
+            if self.failures > FAILURES_MAX || self.refusals > REFUSALS_MAX {
+                self.shared.ring.store(-1, Ordering::Relaxed);
+                let make = self.shared.heir.clone();
+                let make = make.filter(|_| !self.shared.intake.poisoned());
+                let heir = make.and_then(|make| make(self.shared.mode.now()).ok());
+                return self.hand_over(heir);
+            }
+            if self.panics > PANICS_MAX {
                 core::mem::forget(self);
                 return false;
             }
@@ -102,10 +118,7 @@ impl Driver {
         if self.panics > 0 {
             self.fail_what_is_not_lent();
         }
-        self.ring.reap(&mut self.answers);
-        while let Some((token, answer)) = self.answers.pop_front() {
-            self.answer(token, answer);
-        }
+        self.reap();
         self.refill();
         if !self.ended.is_empty() {
             let entered = self.ring.submit();
@@ -113,7 +126,7 @@ impl Driver {
             self.deliver();
             return true;
         }
-        if self.flights.is_empty() && lock(&self.shared.state).closing {
+        if self.flights.is_empty() && self.shared.intake.lock().closing {
             return false;
         }
         self.sleep();
@@ -126,40 +139,15 @@ impl Driver {
         let mut tokens: Vec<u64> = self.flights.iter().filter_map(is_free).collect();
         tokens.sort_unstable();
         self.ready.clear();
-        self.paused.clear();
+        self.waits.end_pauses();
         for token in tokens {
             self.end(token, Some(Failure::Poisoned));
         }
     }
 
-    /// Takes the kernel's answer to a call.
-    fn answer(&mut self, token: u64, answer: i32) {
-        let Some(flight) = self.flights.get_mut(&token) else {
-            return;
-        };
-        let file = flight.lent.take();
-        if let Some(file) = &file {
-            let fd = file.as_raw_fd();
-            match self.open.get_mut(&fd) {
-                Some(calls) if *calls > 1 => *calls -= 1,
-                _ => drop(self.open.remove(&fd)),
-            }
-        }
-        self.cancelled -= usize::from(flight.cancelled);
-        let answer = match &self.shared.alter {
-            Some(alter) => alter(&flight.operation, answer),
-            None => answer,
-        };
-        match flight.answer(file, answer) {
-            Step::Call(_) => self.ready.push_back(token),
-            Step::Pause(retry) => self.pause(token, retry),
-            Step::End => self.end(token, None),
-        }
-    }
-
     /// Has the ring hold what it is to guard.
     fn guard(&self) {
-        let guards = core::mem::take(&mut lock(&self.shared.state).guards);
+        let guards = core::mem::take(&mut self.shared.intake.lock().own.guards);
         if !guards.is_empty() {
             // Refused, the process alone holds the lock, as any other file.
             let _ = self.ring.hold(&guards);
@@ -170,15 +158,9 @@ impl Driver {
     fn refill(&mut self) {
         self.ring.listen();
         self.guard();
-        let now = self.shared.clock.now();
-        let ready = &mut self.ready;
-        self.paused.retain(|(due, token)| {
-            let is_due = *due <= now;
-            if is_due {
-                ready.push_back(*token);
-            }
-            !is_due
-        });
+        let now = self.shared.intake.clock().now();
+        self.take_looks();
+        self.ready.extend(self.waits.rested(now));
         while let Some(token) = self.ready.front().copied() {
             if !self.launch(token) {
                 break;
@@ -192,6 +174,9 @@ impl Driver {
             let token = self.next_token;
             self.next_token += 1;
             let late = operation.deadline <= now;
+            if !late {
+                operation.started.note(now);
+            }
             self.flights.insert(token, Flight::new(operation));
             if late {
                 self.end(token, Some(Failure::TimedOut));
@@ -203,10 +188,11 @@ impl Driver {
 
     /// Whether another operation may be started. Overdue ones make room for as many others.
     fn has_room(&self) -> bool {
-        let depth = self.shared.depth;
+        let depth = self.shared.depth_in_all();
         self.ready.is_empty()
             && self.flights.len() < depth + self.cancelled.min(depth)
             && self.bounce_bytes < BOUNCE_BYTES_MAX
+            && !(self.shared.mode.settles() && self.shared.errands.is_full())
     }
 
     /// Hands the next call of an operation to the kernel; false when that has to wait until
@@ -217,54 +203,64 @@ impl Driver {
         };
         let held = |flight: &Flight| flight.work.as_ref().map_or(0, Work::bounce_bytes);
         let held_before = held(flight);
-        let step = flight.step(&self.shared.mode, &self.shared.files, &mut self.bounce);
+        let step = flight.step(&self.shared, &mut self.bounce);
         self.bounce_bytes += held(flight) - held_before;
-        let file = match step {
-            Step::Call(file) => file,
-            Step::Pause(retry) => {
-                self.pause(token, retry);
-                return true;
-            }
-            Step::End => {
-                self.end(token, None);
-                return true;
-            }
-        };
+        match step {
+            Step::Call(file) => return self.call(token, file),
+            Step::Look(direct) => return self.look(token, direct),
+            Step::Pause(retry) => self.pause(token, retry),
+            Step::End => self.end(token, None),
+        }
+        true
+    }
+
+    /// Hands the kernel a call on `file`; false when there is no room for it.
+    fn call(&mut self, token: u64, file: Arc<File>) -> bool {
         let fd = file.as_raw_fd();
-        if !self.open.contains_key(&fd) && self.open.len() >= self.shared.files_max {
+        let files = self.open.len() + self.looked_at.len();
+        if !self.open.contains_key(&fd) && files >= self.shared.files_max {
+            self.release(Some(file));
             return false;
         }
-        let Some(work) = &flight.work else {
+        let Some(flight) = self.flights.get_mut(&token) else {
             return true;
         };
+        let Some(transfer) = flight.work.as_ref().map(|work| &work.transfer) else {
+            return true;
+        };
+        if self.shared.mode.settles() {
+            before_read(&flight.operation, transfer.direct(), &file);
+        }
         let file = flight.lent.insert(file);
         #[expect(unsafe_code, reason = "the kernel gets the operation's memory")]
         // SAFETY: the flight owns transfer, bounce buffer, handles of all memory and the file. It
         // stays in `flights`, unchanged but for flags, until `answer` gets this token from
-        // `reap`: `end` is not called for what is lent, and a driver that stops early is leaked.
-        let pushed = unsafe { self.ring.push_transfer(token, file, &work.transfer) };
+        // `reap`: `end` is not called for what is lent, and a driver that stops early is leaked or
+        // has handed over only what the kernel has not taken.
+        let pushed = unsafe { self.ring.push_transfer(token, file, transfer) };
         if pushed {
             *self.open.entry(fd).or_default() += 1;
         } else {
-            flight.lent = None;
+            let file = flight.lent.take();
+            self.release(file);
         }
         pushed
     }
 
     /// Lets an operation wait before its next call, or fails it when it is too late for that.
-    fn pause(&mut self, token: u64, retry: u32) {
+    pub(super) fn pause(&mut self, token: u64, retry: u32) {
         let Some(flight) = self.flights.get(&token) else {
             return;
         };
-        let now = self.shared.clock.now();
+        let now = self.shared.intake.clock().now();
         match now.checked_add(pause_before(retry)) {
-            Some(due) if now < flight.operation.deadline => self.paused.push((due, token)),
+            Some(due) if now < flight.operation.deadline => self.waits.pause(due, token),
             _ => self.end(token, Some(Failure::Os(libc::EAGAIN))),
         }
     }
 
     /// Ends an operation of which the kernel has nothing.
-    fn end(&mut self, token: u64, failure: Option<Failure>) {
+    pub(super) fn end(&mut self, token: u64, failure: Option<Failure>) {
         let Some(flight) = self.flights.get_mut(&token) else {
             return;
         };
@@ -273,15 +269,25 @@ impl Driver {
         }
         let held = flight.work.as_ref().map_or(0, Work::bounce_bytes);
         self.bounce_bytes = self.bounce_bytes.saturating_sub(held);
+        let passage = flight.passage(&self.shared.mode);
         let executed = flight.finish(&self.shared.mode, &mut self.bounce);
+        let looked = flight.looked.take();
         if let Some(flight) = self.flights.remove(&token) {
+            let mut state = self.shared.intake.lock();
+            state.queue.make_room(flight.operation.id);
+            drop(state);
             self.ended.push_back((flight.operation, executed));
+        }
+        self.release(looked.and_then(Result::ok).map(|(file, _)| file));
+        if let Some(passage) = passage {
+            self.shared.errands.settle(&self.shared, passage);
         }
     }
 
-    /// Asks the kernel to give back what is past its deadline.
+    /// Asks the kernel to give back what is past its deadline, and ends what waits for a look at
+    /// its file.
     fn cancel_overdue(&mut self) {
-        let Some(now) = lock(&self.shared.state).overdue.take() else {
+        let Some(now) = self.shared.intake.lock().own.overdue.take() else {
             return;
         };
         for (token, flight) in &mut self.flights {
@@ -291,6 +297,7 @@ impl Driver {
                 self.cancelled += 1;
             }
         }
+        self.end_late_looks(now);
     }
 
     /// Completes what has ended, a little of it.
@@ -300,8 +307,15 @@ impl Driver {
             && let Some((operation, executed)) = self.ended.pop_front()
         {
             bytes = bytes.saturating_add(executed.transferred_bytes);
-            lock(&self.shared.state).queue.end(operation.id);
-            self.shared.complete(operation, executed);
+            self.shared.intake.lock().queue.end(operation.id);
+            self.shared.intake.complete(operation, executed);
+        }
+    }
+
+    /// Completes everything that has ended.
+    pub(super) fn deliver_all(&mut self) {
+        while !self.ended.is_empty() {
+            self.deliver();
         }
     }
 
@@ -309,36 +323,39 @@ impl Driver {
     /// over.
     fn sleep(&mut self) {
         let has_room = self.has_room();
-        let mut state = lock(&self.shared.state);
-        let refuses = state.closing || self.shared.poisoned.load(Ordering::Acquire);
-        let can_start = has_room && !refuses && state.queue.is_waiting();
-        if can_start || state.overdue.is_some() || (state.closing && self.flights.is_empty()) {
+        let mut state = self.shared.intake.lock();
+        let refuses = state.closing || self.shared.intake.poisoned();
+        let can_start = has_room && !refuses && state.queue.can_start();
+        let is_over = state.closing && self.flights.is_empty();
+        if can_start || is_over || state.own.overdue.is_some() || !state.own.looked.is_empty() {
             return;
         }
-        state.asleep = if has_room {
+        state.own.asleep = if has_room {
             Asleep::UntilWork
         } else {
             Asleep::Full
         };
         drop(state);
-        let due = self.paused.iter().map(|(due, _)| *due).min();
-        let now = self.shared.clock.now();
+        let due = self.waits.next();
+        let now = self.shared.intake.clock().now();
         let entered = self
             .ring
             .wait(due.map(|due| due.saturating_duration_since(now)));
-        lock(&self.shared.state).asleep = Asleep::No;
+        self.shared.intake.lock().own.asleep = Asleep::No;
         self.entered(entered);
     }
 
     /// Counts system calls that fail although nothing is wrong with what they were given.
     fn entered(&mut self, entered: std::io::Result<()>) {
         let Err(error) = entered else {
-            self.failures = 0;
+            (self.failures, self.refusals) = (0, 0);
             return;
         };
-        if !matches!(errno(&error), libc::EINTR | libc::EBUSY) {
-            self.failures += 1;
-            self.shared.clock.sleep(FAILURE_PAUSE);
+        match errno(&error) {
+            libc::EINTR | libc::EBUSY => return,
+            libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP => self.refusals += 1,
+            _ => self.failures += 1,
         }
+        self.shared.intake.clock().sleep(FAILURE_PAUSE);
     }
 }

@@ -1,5 +1,6 @@
 //! The ring itself: set-up, entries, completions. The unsafe part of the engine is here.
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::io;
@@ -25,6 +26,9 @@ pub(super) const FIRST_TOKEN: u64 = 2;
 /// Length of what an event counter is read into, in bytes.
 const COUNTER_BYTES: u32 = 8;
 
+/// Most files that a ring holds open besides those it works on.
+const HELD_MAX: usize = 8;
+
 /// Attempts to get the read of the event counter back before its buffer is leaked.
 const RETURN_ATTEMPTS: u32 = 100;
 
@@ -36,6 +40,11 @@ impl Wake {
     /// A new event counter.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC)?))
+    }
+
+    /// The number of its descriptor.
+    pub(super) fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// Ends the sleep, or the next one.
@@ -52,6 +61,12 @@ pub(super) struct Ring {
     /// What the event counter is read into; leaked if the kernel keeps it.
     counter: Option<AlignedBuffer>,
     counter_is_lent: bool,
+    /// Of every transfer.
+    flags: squeue::Flags,
+    /// User data of the last entries, those that the kernel has not taken among them.
+    pushed: VecDeque<u64>,
+    /// Number of files that the ring holds.
+    held: Cell<u32>,
 }
 
 impl Ring {
@@ -76,6 +91,9 @@ impl Ring {
             wake,
             counter: Some(counter),
             counter_is_lent: false,
+            flags: squeue::Flags::empty(),
+            pushed: VecDeque::new(),
+            held: Cell::new(0),
         })
     }
 
@@ -104,13 +122,32 @@ impl Ring {
         self.kernel.as_raw_fd()
     }
 
-    /// Has the ring hold these files until it has drained. To be called once.
+    /// Has the ring hold these files too until it has drained, up to [`HELD_MAX`] in all.
     ///
     /// # Errors
-    /// The kernel's; `EBUSY` the second time.
+    /// The kernel's.
     pub(super) fn hold(&self, files: &[OwnedFd]) -> io::Result<()> {
+        let submitter = self.kernel.submitter();
+        let first = self.held.get();
+        if first == 0 {
+            // Places without a file: a table cannot grow.
+            submitter.register_files(&[-1; HELD_MAX])?;
+        }
         let descriptors: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        self.kernel.submitter().register_files(&descriptors)
+        let count = submitter.register_files_update(first, &descriptors)?;
+        self.held
+            .set(first.saturating_add(u32::try_from(count).unwrap_or(u32::MAX)));
+        Ok(())
+    }
+
+    /// Has the kernel make all transfers on threads of its own, `calls` of them at most: some mounts
+    /// answer the ring itself only when they have the bytes. Each call that hangs holds a thread.
+    pub(super) fn never_block(&mut self, calls: usize) {
+        self.flags = squeue::Flags::ASYNC;
+        let mut bounded_and_unbounded = [u32::try_from(calls).unwrap_or(u32::MAX), 0];
+        let submitter = self.kernel.submitter();
+        // Before Linux 5.15 the kernel keeps its own number.
+        let _ = submitter.register_iowq_max_workers(&mut bounded_and_unbounded);
     }
 
     /// Has the kernel read the event counter, unless it does already: from now on
@@ -155,7 +192,7 @@ impl Ring {
                 .build(),
         };
         // SAFETY: the caller upholds that memory, vectors and descriptor outlive the operation.
-        unsafe { self.push(&entry.user_data(token)) }
+        unsafe { self.push(&entry.user_data(token).flags(self.flags)) }
     }
 
     /// Asks the kernel to give up the call with this token; false when there is no room. The
@@ -180,7 +217,27 @@ impl Ring {
             return false;
         }
         // SAFETY: the caller upholds it.
-        unsafe { self.kernel.submission().push(entry).is_ok() }
+        let pushed = unsafe { self.kernel.submission().push(entry).is_ok() };
+        if pushed {
+            self.pushed.push_back(entry.get_user_data());
+            self.forget_taken();
+        }
+        pushed
+    }
+
+    /// User data of the entries that the kernel has not taken. It takes them only when the ring is
+    /// entered.
+    pub(super) fn untaken(&mut self) -> Vec<u64> {
+        self.forget_taken();
+        self.pushed.iter().copied().collect()
+    }
+
+    fn forget_taken(&mut self) {
+        let taken = self
+            .pushed
+            .len()
+            .saturating_sub(self.kernel.submission().len());
+        self.pushed.drain(..taken);
     }
 
     /// Hands over what was queued, and fetches what is done.

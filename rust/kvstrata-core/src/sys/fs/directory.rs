@@ -14,10 +14,12 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::file::{Access, Direct, File, OPEN_FLAGS, flags};
+use super::descriptors::{Descriptors, Noted};
+use super::file::{Access, Direct, File, FileStat, OPEN_FLAGS, flags};
 use super::statistics::{FileSystem, file_system};
 use super::{ShareMode, root};
 use crate::error::Result;
+use crate::sys::sync::Arc;
 
 /// End of the names of files that [`Directory::publish`] has not finished. One that is found when
 /// nobody is publishing is rubbish.
@@ -50,6 +52,9 @@ pub struct DirectoryEntry {
 /// replacing one of its parents changes nothing for its holder.
 #[derive(Debug)]
 pub struct Directory {
+    // Dropped before the descriptor is closed.
+    noted: Option<Noted>,
+    descriptors: Option<Arc<Descriptors>>,
     fd: OwnedFd,
     path: PathBuf,
     share: ShareMode,
@@ -81,7 +86,21 @@ impl Directory {
 
     /// Wraps an open directory.
     pub(super) const fn from_parts(fd: OwnedFd, path: PathBuf, share: ShareMode) -> Self {
-        Self { fd, path, share }
+        Self {
+            noted: None,
+            descriptors: None,
+            fd,
+            path,
+            share,
+        }
+    }
+
+    /// Writes its descriptor down among others, and those of all that is opened through it.
+    #[must_use]
+    pub fn noted_in(mut self, descriptors: &Arc<Descriptors>) -> Self {
+        self.noted = descriptors.note(&self.fd);
+        self.descriptors = Some(Arc::clone(descriptors));
+        self
     }
 
     /// The path the directory was opened by; for messages.
@@ -113,7 +132,10 @@ impl Directory {
             let mode = mode.as_raw_mode() & 0o7777;
             return refused(format!("it is writable by others (mode {mode:04o})"));
         }
-        Ok(directory)
+        Ok(match &self.descriptors {
+            Some(descriptors) => directory.noted_in(descriptors),
+            None => directory,
+        })
     }
 
     /// Makes the directory `name` unless it is there, and opens it. One that is there keeps its
@@ -161,7 +183,7 @@ impl Directory {
         let name = component(name)?;
         let flags = flags(access, direct) | OPEN_FLAGS;
         let fd = retry_on_intr(|| openat(&self.fd, name, flags, Mode::empty()))?;
-        File::from_opened(fd, direct)
+        Ok(File::from_opened(fd, direct)?.noted_in(self.descriptors.as_ref()))
     }
 
     /// Creates the file `name`.
@@ -174,7 +196,18 @@ impl Directory {
         let mode = self.share.file_mode();
         let fd = retry_on_intr(|| openat(&self.fd, name, flags, mode))?;
         fchmod(&fd, mode)?;
-        File::from_opened(fd, direct)
+        Ok(File::from_opened(fd, direct)?.noted_in(self.descriptors.as_ref()))
+    }
+
+    /// Asks for size, space and kind of what `name` names, without opening it; a link is not
+    /// followed.
+    pub fn stat(&self, name: &str) -> io::Result<FileStat> {
+        let name = component(name)?;
+        Ok(FileStat::of(&statat(
+            &self.fd,
+            name,
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?))
     }
 
     /// Removes the name of a file (or link).

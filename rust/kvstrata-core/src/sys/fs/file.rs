@@ -4,12 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, OFlags, StatxFlags, fallocate, fcntl_setfl,
-    fdatasync, flock, fstat, fsync, ftruncate, statx,
+    AtFlags, FallocateFlags, FileType, FlockOperation, OFlags, Stat, StatxFlags, fallocate,
+    fcntl_setfl, fdatasync, flock, fstat, fsync, ftruncate, statx,
 };
 use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 
+use super::descriptors::{Descriptors, Noted};
 use super::statistics::file_system;
+use crate::sys::sync::Arc;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ pub enum Access {
 }
 
 /// Whether reads and writes go round the page cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direct {
     /// `O_DIRECT`; offsets, lengths and memory must be aligned. A file system without it answers
     /// `EINVAL` at open or at the first transfer.
@@ -67,6 +69,23 @@ pub struct FileStat {
     pub is_regular: bool,
 }
 
+impl FileStat {
+    /// What the kernel said.
+    pub(super) fn of(stat: &Stat) -> Self {
+        Self {
+            size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            allocated_bytes: u64::try_from(stat.st_blocks)
+                .unwrap_or(0)
+                .saturating_mul(512),
+            links: stat.st_nlink,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            modified_unix_seconds: stat.st_mtime,
+            is_regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+        }
+    }
+}
+
 /// Flags of every open: no link is followed, nothing blocks (a FIFO), no terminal is taken.
 pub(super) const OPEN_FLAGS: OFlags = OFlags::CLOEXEC
     .union(OFlags::NOFOLLOW)
@@ -93,6 +112,8 @@ const fn status_flags(direct: Direct) -> OFlags {
 /// An open regular file; closed when dropped.
 #[derive(Debug)]
 pub struct File {
+    // Dropped before the descriptor is closed.
+    noted: Option<Noted>,
     fd: OwnedFd,
 }
 
@@ -102,7 +123,7 @@ impl File {
     /// # Errors
     /// `InvalidData` when it is not a regular file.
     pub(super) fn from_opened(fd: OwnedFd, direct: Direct) -> io::Result<Self> {
-        let file = Self { fd };
+        let file = Self { noted: None, fd };
         if !file.stat()?.is_regular {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -111,6 +132,12 @@ impl File {
         }
         fcntl_setfl(&file.fd, status_flags(direct))?;
         Ok(file)
+    }
+
+    /// Writes its descriptor down among others.
+    pub(super) fn noted_in(mut self, descriptors: Option<&Arc<Descriptors>>) -> Self {
+        self.noted = descriptors.and_then(|descriptors| descriptors.note(&self.fd));
+        self
     }
 
     /// Reads once at `offset` (bytes); the bytes read may be fewer than the buffer, 0 at the end of
@@ -180,18 +207,23 @@ impl File {
 
     /// Asks for size, mode, owner and links.
     pub fn stat(&self) -> io::Result<FileStat> {
-        let stat = fstat(&self.fd)?;
-        Ok(FileStat {
-            size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
-            allocated_bytes: u64::try_from(stat.st_blocks)
-                .unwrap_or(0)
-                .saturating_mul(512),
-            links: stat.st_nlink,
-            mode: stat.st_mode & 0o7777,
-            uid: stat.st_uid,
-            modified_unix_seconds: stat.st_mtime,
-            is_regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
-        })
+        Ok(FileStat::of(&fstat(&self.fd)?))
+    }
+
+    /// The length in bytes; None when the file was unlinked. Asks for nothing else: a remote file
+    /// system can answer this from what it knows, where times would have to be fetched.
+    pub fn size_if_named(&self) -> io::Result<Option<u64>> {
+        let wanted = StatxFlags::SIZE | StatxFlags::NLINK;
+        let (size_bytes, links) = match statx(&self.fd, c"", AtFlags::EMPTY_PATH, wanted) {
+            Ok(stat) => (stat.stx_size, u64::from(stat.stx_nlink)),
+            // Sandboxes that were made before the call was.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                let stat = self.stat()?;
+                (stat.size_bytes, stat.links)
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok((links > 0).then_some(size_bytes))
     }
 
     /// Makes the bytes, and the length they need, durable.

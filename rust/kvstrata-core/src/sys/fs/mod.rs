@@ -2,18 +2,23 @@
 //! component, every name is one component below an open directory, and what is created has exactly
 //! the mode of its [`ShareMode`], whatever the umask.
 
+mod cache;
+mod descriptors;
 mod directory;
 mod file;
 mod root;
 mod statistics;
 mod vectored;
 
+pub use descriptors::{Descriptors, Noted};
 pub use directory::{Directory, DirectoryEntry, EntryKind, TEMPORARY_SUFFIX};
 pub use file::{Access, Allocation, Direct, DirectAlignment, File, FileStat};
 pub use statistics::FileSystem;
 pub use vectored::{IO_VECTORS_MAX, IoVector};
 
 use std::io;
+use std::io::Read;
+use std::path::Path;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -72,4 +77,25 @@ pub fn fill_random(buffer: &mut [u8]) -> io::Result<()> {
         filled += rustix::io::retry_on_intr(|| getrandom(&mut *rest, GetRandomFlags::empty()))?;
     }
     Ok(())
+}
+
+/// Reads a file of the configuration, by its path and through links: what an orchestrator mounts
+/// are links. Longer than `bytes_max` is an error.
+///
+/// # Errors
+/// The kernel's; `FileTooLarge`.
+pub fn read_small(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the seam every other module goes through"
+    )]
+    let file = std::fs::File::open(path)?;
+    let mut bytes = Vec::new();
+    let read = file
+        .take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > bytes_max {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(bytes)
 }

@@ -1,0 +1,121 @@
+//! Keys that were evicted, in order, bounded.
+
+use hashbrown::HashTable;
+
+use super::links::{Links, List, NONE, Nodes};
+use super::request::Tag;
+
+#[derive(Clone, Copy, Debug)]
+struct Ghost {
+    tag: Tag,
+    links: Links,
+}
+
+impl Nodes for Vec<Ghost> {
+    fn links(&mut self, number: u32) -> Option<&mut Links> {
+        let ghost = self.get_mut(usize::try_from(number).ok()?)?;
+        Some(&mut ghost.links)
+    }
+}
+
+/// The keys; 16 bytes each, and 6 to 12 in a hash table.
+#[derive(Debug)]
+pub(super) struct Ghosts {
+    all: Vec<Ghost>,
+    free: Vec<u32>,
+    order: List,
+    by_tag: HashTable<u32>,
+}
+
+impl Default for Ghosts {
+    fn default() -> Self {
+        Self {
+            all: Vec::new(),
+            free: Vec::new(),
+            order: List::new(),
+            by_tag: HashTable::new(),
+        }
+    }
+}
+
+fn tag_at(ghosts: &[Ghost], number: u32) -> Option<Tag> {
+    let at = usize::try_from(number).ok()?;
+    ghosts.get(at).map(|ghost| ghost.tag)
+}
+
+impl Ghosts {
+    /// Number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.by_tag.len()
+    }
+
+    fn find(&self, tag: Tag) -> Option<u32> {
+        let same = |number: &u32| tag_at(&self.all, *number) == Some(tag);
+        self.by_tag.find(tag.0, same).copied()
+    }
+
+    /// Makes a key the latest one; false if it is not there.
+    pub(super) fn renew(&mut self, tag: Tag) -> bool {
+        let Some(number) = self.find(tag) else {
+            return false;
+        };
+        self.order.unlink(&mut self.all, number);
+        self.order.push_warmest(&mut self.all, number);
+        true
+    }
+
+    /// Adds a key as the latest one.
+    pub(super) fn insert(&mut self, tag: Tag) {
+        if self.renew(tag) {
+            return;
+        }
+        let ghost = Ghost {
+            tag,
+            links: Links::unlinked(),
+        };
+        let number = if let Some(number) = self.free.pop() {
+            let at = usize::try_from(number).ok();
+            if let Some(place) = at.and_then(|at| self.all.get_mut(at)) {
+                *place = ghost;
+            }
+            number
+        } else {
+            self.all.push(ghost);
+            u32::try_from(self.all.len() - 1).unwrap_or(NONE)
+        };
+        self.order.push_warmest(&mut self.all, number);
+        let all = &self.all;
+        self.by_tag
+            .insert_unique(tag.0, number, |at| tag_at(all, *at).map_or(0, |tag| tag.0));
+    }
+
+    /// Takes a key out; false if it is not there.
+    pub(super) fn remove(&mut self, tag: Tag) -> bool {
+        let Some(number) = self.find(tag) else {
+            return false;
+        };
+        self.order.unlink(&mut self.all, number);
+        if let Ok(found) = self.by_tag.find_entry(tag.0, |at| *at == number) {
+            found.remove();
+        }
+        self.free.push(number);
+        true
+    }
+
+    /// Forgets the earliest keys until no more than `most` are left.
+    pub(super) fn trim(&mut self, most: usize) {
+        while self.len() > most {
+            let Some(tag) = tag_at(&self.all, self.order.coldest()) else {
+                return;
+            };
+            self.remove(tag);
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.all.capacity() * size_of::<Ghost>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.by_tag.allocation_size()
+    }
+}

@@ -1,0 +1,435 @@
+//! What was learned: for each class, how often runs of some age were used again, and from that the
+//! index by which they are ranked.
+
+use hashbrown::HashMap;
+
+use super::feature::{FEATURES, Features, LEVELS, TICKS_PER_SECOND};
+
+/// Bins of age: half octaves from a quarter of a second.
+pub(super) const BINS: usize = 44;
+
+/// Reuses that must have been seen before anything is predicted.
+const REUSES_MIN: f32 = 20.0;
+/// Pseudo-counts, in reuses of runs of mean length: of a level of a feature, and of a class.
+const LEVEL_PSEUDO: f32 = 32.0;
+/// Of one bin of a class.
+const BIN_PSEUDO: f32 = 16.0;
+/// What is left of all counts from one refresh to the next.
+const DECAY: f32 = 0.99;
+/// Sweeps over the features.
+const SWEEPS: usize = 4;
+/// Classes of their own; further ones share coarse classes.
+const CLASSES_MAX: usize = 4096;
+/// Horizon of [`Table::within_hour`], in seconds.
+const HOUR: f32 = 3600.0;
+
+/// Number of a class.
+pub(super) type ClassNumber = u16;
+
+type Bins = [f32; BINS];
+
+#[derive(Debug)]
+struct Row {
+    features: Features,
+    /// Blocks that were used again, by age; decays.
+    hits: Bins,
+    /// Blocks that were forgotten, by age; decays.
+    gone: Bins,
+    /// Blocks that wait to be used again, by age.
+    waiting: [u32; BINS],
+    /// Blocks that came to each age, as of the last refresh.
+    reached: Bins,
+    /// Index at the beginning of each bin.
+    index: Bins,
+    within_hour: f32,
+    total_hits: f32,
+    expected: f32,
+    /// Product of the factors of its levels.
+    main: f32,
+}
+
+/// The table; see the module.
+#[derive(Debug)]
+pub(super) struct Table {
+    rows: Vec<Row>,
+    numbers: HashMap<Features, ClassNumber>,
+    /// Reuses seen, never decayed.
+    reuses: f32,
+    /// Mean length of a run, as a sum and a count that decay.
+    blocks: f32,
+    runs: f32,
+    /// As of the last refresh: the hazard over all classes, and the factors of levels.
+    global: Bins,
+    factors: Factors,
+    /// First tick of each bin, but for the first, which begins at 0.
+    starts: [u32; BINS],
+    /// Seconds that each bin lasts.
+    widths: Bins,
+}
+
+impl Table {
+    /// A table that has seen nothing.
+    pub(super) fn new() -> Self {
+        let bound = |bin: usize| 0.25 * 2_f64.powf(small(bin) / 2.0);
+        let mut starts = [0; BINS];
+        let mut widths = [0.0; BINS];
+        for (bin, (start, width)) in starts.iter_mut().zip(&mut widths).enumerate() {
+            let begins = if bin == 0 { 0.0 } else { bound(bin) };
+            *start = whole(begins * f64::from(TICKS_PER_SECOND));
+            *width = single(bound(bin + 1) - begins);
+        }
+        Self {
+            rows: Vec::new(),
+            numbers: HashMap::new(),
+            reuses: 0.0,
+            blocks: 0.0,
+            runs: 0.0,
+            global: [0.0; BINS],
+            factors: [[1.0; LEVELS]; FEATURES],
+            starts,
+            widths,
+        }
+    }
+
+    /// First tick of a bin; nothing is older than the last bin.
+    pub(super) fn start(&self, bin: usize) -> u32 {
+        self.starts.get(bin).copied().unwrap_or(u32::MAX)
+    }
+
+    /// The number of a class.
+    pub(super) fn class(&mut self, features: Features) -> ClassNumber {
+        if let Some(number) = self.numbers.get(&features) {
+            return *number;
+        }
+        if self.rows.len() >= CLASSES_MAX && features != features.coarse() {
+            return self.class(features.coarse());
+        }
+        let number = ClassNumber::try_from(self.rows.len()).unwrap_or(0);
+        self.rows.push(Row {
+            features,
+            hits: [0.0; BINS],
+            gone: [0.0; BINS],
+            waiting: [0; BINS],
+            reached: [0.0; BINS],
+            index: [0.0; BINS],
+            within_hour: 0.0,
+            total_hits: 0.0,
+            expected: 0.0,
+            main: 1.0,
+        });
+        self.numbers.insert(features, number);
+        self.score_new(number);
+        number
+    }
+
+    /// The features of a class.
+    pub(super) fn features(&self, class: ClassNumber) -> Option<Features> {
+        self.row(class).map(|row| row.features)
+    }
+
+    /// Number of classes.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether enough was seen to predict anything.
+    pub(super) fn is_ready(&self) -> bool {
+        self.reuses >= REUSES_MIN
+    }
+
+    /// Counts a run of `blocks` that begins its life in a class.
+    pub(super) fn begin(&mut self, class: ClassNumber, blocks: u32) {
+        self.blocks += float(blocks);
+        self.runs += 1.0;
+        self.enter(class, 0, blocks);
+    }
+
+    /// Counts blocks that wait in a bin.
+    pub(super) fn enter(&mut self, class: ClassNumber, bin: usize, blocks: u32) {
+        if let Some(waiting) = self.row_mut(class).and_then(|row| row.waiting.get_mut(bin)) {
+            *waiting = waiting.saturating_add(blocks);
+        }
+    }
+
+    /// Counts blocks out that waited in a bin.
+    pub(super) fn leave(&mut self, class: ClassNumber, bin: usize, blocks: u32) {
+        if let Some(waiting) = self.row_mut(class).and_then(|row| row.waiting.get_mut(bin)) {
+            *waiting = waiting.saturating_sub(blocks);
+        }
+    }
+
+    /// Counts blocks that waited in a bin and are forgotten: they came to that age.
+    pub(super) fn forget(&mut self, class: ClassNumber, bin: usize, blocks: u32) {
+        self.leave(class, bin, blocks);
+        if let Some(gone) = self.row_mut(class).and_then(|row| row.gone.get_mut(bin)) {
+            *gone += float(blocks);
+        }
+    }
+
+    /// Counts blocks that waited in a bin and were used again.
+    pub(super) fn hit(&mut self, class: ClassNumber, bin: usize, blocks: u32) {
+        self.leave(class, bin, blocks);
+        self.reuses += 1.0;
+        if let Some(hits) = self.row_mut(class).and_then(|row| row.hits.get_mut(bin)) {
+            *hits += float(blocks);
+        }
+    }
+
+    /// The index of what has this class and age: the most uses per block and second that it can
+    /// still earn.
+    pub(super) fn index(&self, class: ClassNumber, bin: usize, age: u32) -> f32 {
+        let Some(row) = self.row(class) else {
+            return 0.0;
+        };
+        let here = row.index.get(bin).copied().unwrap_or(0.0);
+        let Some(next) = row.index.get(bin.saturating_add(1)).copied() else {
+            return here;
+        };
+        let (from, to) = (self.start(bin), self.start(bin.saturating_add(1)));
+        if age <= from || from == 0 {
+            return here;
+        }
+        // Straight in the logarithm of age, from one half octave to the next.
+        let part = (2.0 * (float(age) / float(from)).log2()).min(1.0);
+        if age >= to {
+            return next;
+        }
+        here + (next - here) * part
+    }
+
+    /// The probability that what has this class is used within an hour.
+    pub(super) fn within_hour(&self, class: ClassNumber) -> Option<f32> {
+        let ready = self.is_ready();
+        self.row(class).filter(|_| ready).map(|row| row.within_hour)
+    }
+
+    /// Computes the index of every class anew, from what was seen so far.
+    pub(super) fn refresh(&mut self) {
+        // Every block counts the same, and a run of mean length counts as one.
+        let weight = self.runs.max(1.0) / self.blocks.max(1.0);
+        for row in &mut self.rows {
+            row.count_reached();
+        }
+        let global = self.global();
+        for row in &mut self.rows {
+            row.total_hits = row.hits.iter().sum::<f32>() * weight;
+            row.expected = expected(&global, &row.reached) * weight;
+        }
+        self.rake();
+        let mut hull = Vec::with_capacity(BINS + 1);
+        let widths = self.widths;
+        for row in &mut self.rows {
+            let factor = class_factor(row);
+            score(row, &global, factor, weight, &widths, &mut hull);
+            for value in row.hits.iter_mut().chain(&mut row.gone) {
+                *value *= DECAY;
+            }
+        }
+        self.blocks *= DECAY;
+        self.runs *= DECAY;
+        self.global = global;
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.rows.capacity() * size_of::<Row>()
+            + self.numbers.capacity() * size_of::<(Features, ClassNumber)>()
+    }
+
+    fn row(&self, class: ClassNumber) -> Option<&Row> {
+        self.rows.get(usize::from(class))
+    }
+
+    fn row_mut(&mut self, class: ClassNumber) -> Option<&mut Row> {
+        self.rows.get_mut(usize::from(class))
+    }
+
+    /// The hazard of each bin over all classes.
+    fn global(&self) -> Bins {
+        let mut global = [0.0; BINS];
+        for (bin, hazard) in global.iter_mut().enumerate() {
+            let sum = |of: fn(&Row) -> &Bins| -> f32 {
+                let all = self.rows.iter();
+                all.filter_map(|row| of(row).get(bin)).sum()
+            };
+            let (hits, reached) = (sum(|row| &row.hits), sum(|row| &row.reached));
+            *hazard = hits / reached.max(hits).max(1e-6);
+        }
+        global
+    }
+
+    /// Computes the factors of the levels of all features, such that what is expected of each level agrees with
+    /// what was seen of it.
+    fn rake(&mut self) {
+        self.factors = [[1.0; LEVELS]; FEATURES];
+        for row in &mut self.rows {
+            row.main = 1.0;
+        }
+        for _ in 0..SWEEPS {
+            for feature in 0..FEATURES {
+                let mut seen = [0.0; LEVELS];
+                let mut due = [0.0; LEVELS];
+                for row in &self.rows {
+                    let at = row.features.0.get(feature).map_or(0, |at| usize::from(*at));
+                    if let (Some(seen), Some(due)) = (seen.get_mut(at), due.get_mut(at)) {
+                        *seen += row.total_hits;
+                        *due += row.expected * row.main;
+                    }
+                }
+                let mut change = [1.0; LEVELS];
+                for ((change, seen), due) in change.iter_mut().zip(&seen).zip(&due) {
+                    *change = (seen + LEVEL_PSEUDO) / (due + LEVEL_PSEUDO);
+                }
+                for row in &mut self.rows {
+                    row.main *= level_of(row.features, feature, &change);
+                }
+                let own = self.factors.get_mut(feature);
+                for (factor, change) in own.into_iter().flatten().zip(&change) {
+                    *factor *= change;
+                }
+            }
+        }
+    }
+
+    /// Gives a class that was not seen before an index at once.
+    fn score_new(&mut self, class: ClassNumber) {
+        let (global, factors, widths) = (self.global, self.factors, self.widths);
+        if let Some(row) = self.row_mut(class) {
+            row.main = product(row.features, &factors);
+            let factor = class_factor(row);
+            score(row, &global, factor, 0.0, &widths, &mut Vec::new());
+        }
+    }
+}
+
+impl Row {
+    /// What came to an age is what was used at that age or later, or waits there.
+    fn count_reached(&mut self) {
+        let mut older = 0.0;
+        let ended = self.hits.iter().zip(&self.gone);
+        let bins = self.reached.iter_mut().zip(ended).zip(&self.waiting);
+        for ((reached, (hits, gone)), waiting) in bins.rev() {
+            older += hits + gone + float(*waiting);
+            *reached = older;
+        }
+    }
+}
+
+type Factors = [[f32; LEVELS]; FEATURES];
+
+/// The factor of a class's level of a feature.
+fn level_of(features: Features, feature: usize, factors: &[f32; LEVELS]) -> f32 {
+    let level = features.0.get(feature).copied().map(usize::from);
+    let factor = level.and_then(|level| factors.get(level));
+    factor.copied().unwrap_or(1.0)
+}
+
+fn product(features: Features, factors: &Factors) -> f32 {
+    let levels = features.0.iter().zip(factors);
+    levels
+        .filter_map(|(level, factors)| factors.get(usize::from(*level)))
+        .product()
+}
+
+fn expected(global: &Bins, reached: &Bins) -> f32 {
+    let both = global.iter().zip(reached);
+    both.map(|(hazard, reached)| hazard * reached).sum()
+}
+
+fn class_factor(row: &Row) -> f32 {
+    let seen = (row.total_hits + LEVEL_PSEUDO) / (row.expected * row.main + LEVEL_PSEUDO);
+    row.main * seen
+}
+
+/// Computes a class's index at the beginning of each bin.
+///
+/// With S the probability of not having been used so far, the index at a point is the steepest way
+/// from there to a later point in the plane of (sum of S times width, sum of S times hazard): its
+/// numerator is the probability of a use until then, its denominator the expected time. Those ways
+/// lie on an upper hull, which one pass from the end finds.
+fn score(
+    row: &mut Row,
+    global: &Bins,
+    factor: f32,
+    weight: f32,
+    widths: &Bins,
+    hull: &mut Vec<(f32, f32)>,
+) {
+    let mut hazards = [0.0_f32; BINS];
+    let counts = row.hits.iter().zip(&row.reached).zip(global);
+    for (own, ((hits, reached), hazard)) in hazards.iter_mut().zip(counts) {
+        let prior = hazard * factor;
+        let seen = (hits * weight + BIN_PSEUDO) / (reached * weight * prior + BIN_PSEUDO);
+        *own = (prior * seen).clamp(0.0, 0.95);
+    }
+    let (mut time, mut gain, mut survives) = (0.0_f32, 0.0_f32, 1.0_f32);
+    let mut elapsed = 0.0_f32;
+    let mut points = [(0.0_f32, 0.0_f32); BINS + 1];
+    row.within_hour = 0.0;
+    let bins = hazards.iter().zip(widths).zip(points.iter_mut().skip(1));
+    for ((hazard, width), point) in bins {
+        gain += survives * hazard;
+        time += survives * width * (1.0 - hazard / 2.0);
+        survives *= 1.0 - hazard;
+        elapsed += width;
+        if elapsed <= HOUR {
+            row.within_hour = gain;
+        }
+        *point = (time, gain);
+    }
+    hull.clear();
+    hull.extend(points.last());
+    let starts = points.iter().take(BINS);
+    for (index, start) in row.index.iter_mut().zip(starts).rev() {
+        // What lies below the way from here to the point after it is on no steepest way any more.
+        while let [.., far, near] = hull.as_slice()
+            && below(*start, *near, *far)
+        {
+            hull.pop();
+        }
+        *index = hull.last().map_or(0.0, |point| slope(*start, *point));
+        hull.push(*start);
+    }
+}
+
+/// Whether a point is not above the way from one before it to one behind it.
+fn below(start: (f32, f32), near: (f32, f32), far: (f32, f32)) -> bool {
+    (near.1 - start.1) * (far.0 - start.0) <= (far.1 - start.1) * (near.0 - start.0)
+}
+
+fn slope(from: (f32, f32), to: (f32, f32)) -> f32 {
+    (to.1 - from.1) / (to.0 - from.0).max(1e-9)
+}
+
+#[expect(clippy::as_conversions, clippy::cast_precision_loss, reason = "counts")]
+const fn float(count: u32) -> f32 {
+    count as f32
+}
+
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "numbers of bins"
+)]
+const fn small(bin: usize) -> f64 {
+    bin as f64
+}
+
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "seconds"
+)]
+const fn single(value: f64) -> f32 {
+    value as f32
+}
+
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "ticks: positive, and the conversion saturates"
+)]
+const fn whole(value: f64) -> u32 {
+    value as u32
+}

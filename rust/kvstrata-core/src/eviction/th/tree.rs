@@ -1,0 +1,255 @@
+//! The radix tree of keys that are known: blocks, and the runs they form.
+//!
+//! A block is a key of the directory, resident or a ghost. A run is an edge of the tree: blocks in
+//! a row that the same requests touched, owned by the last of them. A request that leaves a run
+//! half-way splits it.
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use super::table::ClassNumber;
+use crate::chunked::Chunked;
+use crate::eviction::links::{Links, NONE};
+use crate::eviction::request::Tag;
+
+/// A key: 24 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) tag: Tag,
+    /// Its run; `NONE` if the block is free.
+    pub(super) run: u32,
+    /// Its handle, or `NONE` for a ghost.
+    pub(super) entry: u32,
+    /// The key before it.
+    pub(super) parent: u32,
+    /// Grows along a run.
+    pub(super) depth: u32,
+}
+
+/// The lists of runs of one class and age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// In none.
+    None,
+    /// Leaves: victims.
+    Leaf,
+    /// Nothing but ghosts, nothing below: to be forgotten.
+    Dead,
+}
+
+/// An edge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// Tick of the policy of the last access.
+    pub(super) tick: u64,
+    /// Time of the last access.
+    pub(super) last: u32,
+    /// The run before it.
+    pub(super) parent: u32,
+    /// The child touched last.
+    pub(super) child: u32,
+    /// Its deepest block.
+    pub(super) tail: u32,
+    /// Its deepest resident block.
+    pub(super) live_tail: u32,
+    /// Number of blocks, of resident ones, and of those that may go.
+    pub(super) len: u32,
+    pub(super) live: u32,
+    /// Children, and children below which anything is resident.
+    pub(super) children: u32,
+    pub(super) live_children: u32,
+    /// Blocks of its owner's path behind its end.
+    pub(super) beyond: u32,
+    /// Its owner.
+    pub(super) owner: u32,
+    /// Its place among all runs of its age.
+    pub(super) by_age: Links,
+    /// Its place among the leaves of its class and age.
+    pub(super) by_class: Links,
+    pub(super) class: ClassNumber,
+    /// The class of rows.
+    pub(super) rows: u16,
+    /// Requests that touched it.
+    pub(super) frequency: u8,
+    /// Children ever seen.
+    pub(super) fan_out: u8,
+    pub(super) turn: u8,
+    /// Bin of its age.
+    pub(super) bin: u8,
+    /// Which list of its class and age it is in.
+    pub(super) queue: Queue,
+    /// Whether its deepest resident block is pinned: nothing of it goes until that is over.
+    pub(super) parked: bool,
+}
+
+impl Run {
+    /// Whether anything of it, or below it, is resident.
+    pub(super) const fn is_live(&self) -> bool {
+        self.live > 0 || self.live_children > 0
+    }
+
+    /// Whether its deepest resident block can go without making others useless.
+    pub(super) const fn is_leaf(&self) -> bool {
+        self.live > 0 && self.live_children == 0
+    }
+}
+
+/// Blocks and runs by number.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    blocks: Chunked<Block>,
+    free_blocks: Vec<u32>,
+    runs: Chunked<Run>,
+    free_runs: Vec<u32>,
+    by_tag: HashTable<u32>,
+    used: usize,
+}
+
+/// Tags are random already.
+fn hash_at(blocks: &Chunked<Block>, number: u32) -> u64 {
+    blocks.get(number).map_or(0, |block| block.tag.0)
+}
+
+impl Tree {
+    pub(super) fn block(&self, number: u32) -> Option<&Block> {
+        self.blocks.get(number)
+    }
+
+    pub(super) fn block_mut(&mut self, number: u32) -> Option<&mut Block> {
+        self.blocks.get_mut(number)
+    }
+
+    pub(super) fn run(&self, number: u32) -> Option<&Run> {
+        self.runs.get(number)
+    }
+
+    pub(super) fn run_mut(&mut self, number: u32) -> Option<&mut Run> {
+        self.runs.get_mut(number)
+    }
+
+    pub(super) const fn runs_mut(&mut self) -> &mut Chunked<Run> {
+        &mut self.runs
+    }
+
+    /// Number of blocks in use.
+    pub(super) const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// The block of a tag. Blocks of a request lie side by side as a rule: the one after the last
+    /// found is looked at first.
+    pub(super) fn find(&self, tag: Tag, guess: u32) -> Option<u32> {
+        if let Some(block) = self.blocks.get(guess)
+            && block.tag == tag
+            && block.run != NONE
+        {
+            return Some(guess);
+        }
+        let same = |number: &u32| self.blocks.get(*number).is_some_and(|b| b.tag == tag);
+        self.by_tag.find(tag.0, same).copied()
+    }
+
+    /// Makes a block; it is found by its tag if `named`.
+    pub(super) fn add_block(&mut self, block: Block, named: bool) -> u32 {
+        debug_assert!(
+            !named || self.find(block.tag, NONE).is_none(),
+            "one block a tag"
+        );
+        let number = self.put_block(block);
+        if named {
+            let blocks = &self.blocks;
+            self.by_tag
+                .insert_unique(block.tag.0, number, |at| hash_at(blocks, *at));
+        }
+        number
+    }
+
+    /// Makes a block that is found by its tag, unless the tag has one.
+    pub(super) fn add_new_block(&mut self, block: Block) -> Option<u32> {
+        let blocks = &self.blocks;
+        let number = match self.free_blocks.last() {
+            Some(number) => *number,
+            None => u32::try_from(blocks.len()).unwrap_or(NONE),
+        };
+        let same = |other: &u32| blocks.get(*other).is_some_and(|b| b.tag == block.tag);
+        let hash = |at: &u32| hash_at(blocks, *at);
+        match self.by_tag.entry(block.tag.0, same, hash) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(vacant) => drop(vacant.insert(number)),
+        }
+        self.put_block(block);
+        Some(number)
+    }
+
+    fn put_block(&mut self, block: Block) -> u32 {
+        self.used += 1;
+        if let Some(number) = self.free_blocks.pop() {
+            if let Some(place) = self.blocks.get_mut(number) {
+                *place = block;
+            }
+            return number;
+        }
+        let number = u32::try_from(self.blocks.len()).unwrap_or(NONE);
+        self.blocks.push(block);
+        number
+    }
+
+    /// Lets a block go.
+    pub(super) fn free_block(&mut self, number: u32) {
+        let Some(block) = self.blocks.get_mut(number) else {
+            return;
+        };
+        let tag = block.tag;
+        block.run = NONE;
+        block.entry = NONE;
+        if let Ok(found) = self.by_tag.find_entry(tag.0, |at| *at == number) {
+            found.remove();
+        }
+        self.free_blocks.push(number);
+        self.used = self.used.saturating_sub(1);
+    }
+
+    /// Makes a run.
+    pub(super) fn add_run(&mut self, run: Run) -> u32 {
+        if let Some(number) = self.free_runs.pop() {
+            if let Some(place) = self.runs.get_mut(number) {
+                *place = run;
+            }
+            return number;
+        }
+        let number = u32::try_from(self.runs.len()).unwrap_or(NONE);
+        self.runs.push(run);
+        number
+    }
+
+    /// Lets a run go that has no blocks.
+    pub(super) fn free_run(&mut self, number: u32) {
+        self.free_runs.push(number);
+    }
+
+    /// The block before another in the same run.
+    pub(super) fn before(&self, number: u32) -> Option<u32> {
+        let block = self.blocks.get(number)?;
+        let parent = self.blocks.get(block.parent)?;
+        (parent.run == block.run && parent.depth < block.depth).then_some(block.parent)
+    }
+
+    /// The deepest resident block from `number` on upwards in its run.
+    pub(super) fn resident_from(&self, number: u32) -> Option<u32> {
+        let mut at = number;
+        loop {
+            if self.blocks.get(at)?.entry != NONE {
+                return Some(at);
+            }
+            at = self.before(at)?;
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.blocks.memory_bytes()
+            + self.runs.memory_bytes()
+            + (self.free_blocks.capacity() + self.free_runs.capacity()) * size_of::<u32>()
+            + self.by_tag.allocation_size()
+    }
+}

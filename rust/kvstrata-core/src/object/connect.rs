@@ -1,0 +1,209 @@
+//! Makes the client of a bucket from options: explicit where `object_store` has defaults.
+
+use core::str::FromStr;
+use core::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum, S3ConditionalPut};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{BackoffConfig, RetryConfig};
+
+use crate::error::{Error, Result};
+use crate::object::connector::Connector;
+use crate::object::credentials::FileCredentials;
+use crate::object::options::ObjectOptions;
+use crate::object::{Scheme, Store, memory_store};
+use crate::sys::clock::Clock;
+use crate::sys::fs::read_small;
+use crate::sys::sync::Arc;
+
+/// Longest file of certificates that is read.
+const BUNDLE_BYTES_MAX: u64 = 4 << 20;
+
+/// Variables that say where AWS credentials are. All others, endpoints among them, are options.
+const AWS_VARIABLES: [&str; 13] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_ENDPOINT_URL_STS",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_METADATA_ENDPOINT",
+];
+
+/// Where the bucket's name is put, decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// In the path.
+    Path,
+    /// In the host's name.
+    Virtual,
+}
+
+impl Style {
+    /// The word of the option.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Path => "path",
+            Self::Virtual => "virtual",
+        }
+    }
+}
+
+/// A client of the bucket. No request is made yet.
+///
+/// # Errors
+/// [`crate::error::ErrorKind::Config`] naming the option.
+pub fn connect(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<Store> {
+    match options.location.scheme {
+        Scheme::S3 => s3(options, style, clock),
+        Scheme::Gcs => gcs(options),
+        Scheme::Azure => azure(options),
+        Scheme::Memory => Ok(memory_store()),
+    }
+}
+
+/// Requests are tried again by us, who know budgets and deadlines.
+fn no_retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: 0,
+        retry_timeout: Duration::ZERO,
+    }
+}
+
+fn connector(options: &ObjectOptions) -> Result<Connector> {
+    let mut certificates = Vec::new();
+    if let Some(path) = &options.ca_bundle {
+        let wrong = |why: String| Error::config(format!("ca_bundle: {}: {why}", path.display()));
+        let pem = read_small(path, BUNDLE_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
+        certificates = reqwest::Certificate::from_pem_bundle(&pem)
+            .map_err(|error| wrong(error.to_string()))?;
+        if certificates.is_empty() {
+            return Err(wrong("holds no certificate".to_owned()));
+        }
+    }
+    Ok(Connector::new(certificates, options.deadline))
+}
+
+fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<Store> {
+    let mut builder = AmazonS3Builder::new();
+    let variables = &options.environment.0;
+    for name in AWS_VARIABLES {
+        let key = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase());
+        if let (Some(value), Ok(key)) = (variables.get(name).filter(|v| !v.is_empty()), key) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let given = |name: &str| variables.get(name).is_some_and(|value| !value.is_empty());
+    if !given("AWS_ACCESS_KEY_ID")
+        && !given("AWS_WEB_IDENTITY_TOKEN_FILE")
+        && let Some(file) = FileCredentials::find(&options.environment, Arc::clone(clock))
+    {
+        builder = builder.with_credentials(Arc::new(file));
+    }
+    if let Some(region) = &options.region {
+        builder = builder.with_region(region);
+    }
+    if let Some(endpoint) = &options.endpoint {
+        let url = match style {
+            Style::Path => endpoint.clone(),
+            Style::Virtual => with_bucket_in_host(endpoint, &options.location.bucket),
+        };
+        check_url(&url)?;
+        builder = builder.with_endpoint(url);
+    }
+    let unsigned = options.is_private_path();
+    let store = builder
+        .with_bucket_name(&options.location.bucket)
+        .with_virtual_hosted_style_request(style == Style::Virtual)
+        .with_allow_http(options.allow_http)
+        .with_client_options(Connector::options(options.allow_http))
+        .with_http_connector(connector(options)?)
+        .with_retry(no_retries())
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        // SHA-256 of the body, which is what signing means, costs more than all the rest.
+        .with_unsigned_payload(unsigned)
+        .with_checksum_algorithm(Checksum::CRC64NVME)
+        .with_disable_tagging(true)
+        // One request for each object: servers that do not know the other are common.
+        .with_disable_bulk_delete(true)
+        .build()
+        .map_err(|error| wrong(options, &error))?;
+    Ok(Arc::new(store))
+}
+
+fn gcs(options: &ObjectOptions) -> Result<Store> {
+    if options.endpoint.is_some() {
+        return Err(Error::config("endpoint: not for gs://"));
+    }
+    let mut builder = GoogleCloudStorageBuilder::new();
+    for (name, value) in &options.environment.0 {
+        if let Ok(key) = GoogleConfigKey::from_str(&name.to_ascii_lowercase())
+            && name.starts_with("GOOGLE_")
+        {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let store = builder
+        .with_bucket_name(&options.location.bucket)
+        .with_client_options(Connector::options(false))
+        .with_http_connector(connector(options)?)
+        .with_retry(no_retries())
+        .build()
+        .map_err(|error| wrong(options, &error))?;
+    Ok(Arc::new(store))
+}
+
+fn azure(options: &ObjectOptions) -> Result<Store> {
+    let mut builder = MicrosoftAzureBuilder::new();
+    for (name, value) in &options.environment.0 {
+        if let Ok(key) = AzureConfigKey::from_str(&name.to_ascii_lowercase())
+            && name.starts_with("AZURE_")
+        {
+            builder = builder.with_config(key, value);
+        }
+    }
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_endpoint(endpoint.clone());
+    }
+    let store = builder
+        .with_container_name(&options.location.bucket)
+        .with_allow_http(options.allow_http)
+        .with_client_options(Connector::options(options.allow_http))
+        .with_http_connector(connector(options)?)
+        .with_retry(no_retries())
+        .build()
+        .map_err(|error| wrong(options, &error))?;
+    Ok(Arc::new(store))
+}
+
+fn wrong(options: &ObjectOptions, error: &object_store::Error) -> Error {
+    Error::config(format!("url: {}: {error}", options.location))
+}
+
+/// Refuses what is no URL, a bucket before an address in numbers among it: the client would panic.
+fn check_url(url: &str) -> Result<()> {
+    match reqwest::Url::parse(url) {
+        Ok(parsed) if parsed.has_host() => Ok(()),
+        _ => Err(Error::config(format!(
+            "endpoint: {url:?} is no URL of a host (addressing=\"virtual\" needs a name, not an \
+             address)"
+        ))),
+    }
+}
+
+/// `https://host:port` as `https://bucket.host:port`.
+fn with_bucket_in_host(endpoint: &str, bucket: &str) -> String {
+    match endpoint.split_once("://") {
+        Some((scheme, rest)) => format!("{scheme}://{bucket}.{rest}"),
+        None => endpoint.to_owned(),
+    }
+}

@@ -1,0 +1,86 @@
+//! The HTTP client below every request, with each setting that matters given by name.
+
+use core::time::Duration;
+
+use object_store::ClientOptions;
+use object_store::client::{ClientConfigKey, HttpClient, HttpConnector};
+use reqwest::redirect::Policy;
+
+use crate::object::resolver::Resolver;
+use crate::sys::sync::Arc;
+
+/// Time to connect to the bucket's server.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time to connect to a service that hands out credentials: it is near or not there.
+const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Idle connections are given up before common servers close them (20 s and more).
+const IDLE_MAX: Duration = Duration::from_secs(15);
+/// Idle connections kept: as many as requests may run.
+const IDLE_CONNECTIONS_MAX: usize = 64;
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Shortest time without progress after which a connection is given up.
+const STALL_MIN: Duration = Duration::from_millis(100);
+
+/// Makes HTTP clients.
+#[derive(Debug)]
+pub(super) struct Connector {
+    certificates: Vec<reqwest::Certificate>,
+    stall: Duration,
+}
+
+impl Connector {
+    /// Clients that trust `certificates` beside the system's, for operations that may take
+    /// `deadline`. A connection whose peer takes nothing for a tenth of that is closed by the
+    /// kernel: an operation's slot is free soon after its deadline, whatever the peer does.
+    pub(super) fn new(certificates: Vec<reqwest::Certificate>, deadline: Duration) -> Self {
+        // Another copy of the library in this process, or an earlier tier, may have chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Self {
+            certificates,
+            stall: deadline.checked_div(10).unwrap_or(deadline).max(STALL_MIN),
+        }
+    }
+
+    /// The options that the clients of `object_store` are given: those that it looks at itself.
+    pub(super) fn options(allow_http: bool) -> ClientOptions {
+        ClientOptions::new()
+            .with_allow_http(allow_http)
+            .with_connect_timeout(CONNECT_TIMEOUT)
+            .with_timeout_disabled()
+    }
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        // Clients of metadata services differ from the others by this alone.
+        let own = Self::options(true).get_config_value(&ClientConfigKey::ConnectTimeout);
+        let asked = options.get_config_value(&ClientConfigKey::ConnectTimeout);
+        let plain = options.get_config_value(&ClientConfigKey::AllowHttp);
+        let connect_timeout = if asked == own {
+            CONNECT_TIMEOUT
+        } else {
+            METADATA_CONNECT_TIMEOUT
+        };
+        let client = reqwest::Client::builder()
+            .user_agent(concat!("kvstrata/", env!("CARGO_PKG_VERSION")))
+            .tls_certs_merge(self.certificates.iter().cloned())
+            .https_only(plain.as_deref() != Some("true"))
+            .http1_only()
+            .redirect(Policy::none())
+            .referer(false)
+            .no_proxy()
+            .dns_resolver(Arc::new(Resolver))
+            .connect_timeout(connect_timeout)
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .tcp_nodelay(true)
+            .tcp_keepalive(KEEPALIVE)
+            .tcp_user_timeout(self.stall)
+            .build()
+            .map_err(|error| object_store::Error::Generic {
+                store: "HTTP client",
+                source: Box::new(error),
+            })?;
+        Ok(HttpClient::new(client))
+    }
+}

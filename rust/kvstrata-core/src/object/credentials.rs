@@ -1,0 +1,139 @@
+//! Credentials from the file that AWS's own tools share.
+
+use core::time::Duration;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use object_store::CredentialProvider;
+use object_store::aws::AwsCredential;
+
+use crate::object::options::Environment;
+use crate::sys::clock::Clock;
+use crate::sys::fs::read_small;
+use crate::sys::sync::{Arc, Mutex, lock};
+
+/// How long what was read is believed: rotated keys are used after it.
+const BELIEVED_FOR: Duration = Duration::from_mins(1);
+/// Longest file that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads one profile of a credentials file, again every minute.
+pub(super) struct FileCredentials {
+    path: PathBuf,
+    profile: String,
+    clock: Arc<dyn Clock>,
+    last: Mutex<Option<(std::time::Instant, Arc<AwsCredential>)>>,
+}
+
+impl core::fmt::Debug for FileCredentials {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(formatter, "FileCredentials({})", self.path.display())
+    }
+}
+
+impl FileCredentials {
+    /// The file that the environment names, or the usual one, when it has the profile.
+    pub(super) fn find(environment: &Environment, clock: Arc<dyn Clock>) -> Option<Self> {
+        let get = |name: &str| environment.0.get(name).filter(|value| !value.is_empty());
+        let path = match get("AWS_SHARED_CREDENTIALS_FILE") {
+            Some(path) => PathBuf::from(path),
+            None => PathBuf::from(get("HOME")?).join(".aws/credentials"),
+        };
+        let profile = get("AWS_PROFILE").map_or("default", String::as_str);
+        let found = Self {
+            path,
+            profile: profile.to_owned(),
+            clock,
+            last: Mutex::default(),
+        };
+        found.read().ok().map(|_| found)
+    }
+
+    fn read(&self) -> Result<AwsCredential, String> {
+        let shown = self.path.display();
+        let bytes = read_small(&self.path, FILE_BYTES_MAX)
+            .map_err(|error| format!("the credentials file {shown} cannot be read: {error}"))?;
+        let text = String::from_utf8_lossy(&bytes);
+        parse(&text, &self.profile).ok_or_else(|| {
+            let profile = &self.profile;
+            format!("the credentials file {shown} has no keys of the profile {profile:?}")
+        })
+    }
+}
+
+/// The keys of a profile of an INI file.
+fn parse(text: &str, profile: &str) -> Option<AwsCredential> {
+    let (mut within, mut key_id, mut secret_key, mut token) = (false, None, None, None);
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+            within = name.trim() == profile;
+        } else if let Some((name, value)) = line.split_once('=').filter(|_| within) {
+            let value = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
+            match name.trim() {
+                "aws_access_key_id" => key_id = value,
+                "aws_secret_access_key" => secret_key = value,
+                "aws_session_token" => token = value,
+                _ => {}
+            }
+        }
+    }
+    Some(AwsCredential {
+        key_id: key_id?,
+        secret_key: secret_key?,
+        token,
+    })
+}
+
+#[async_trait]
+impl CredentialProvider for FileCredentials {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        let now = self.clock.now();
+        let mut last = lock(&self.last);
+        if let Some((at, credential)) = &*last
+            && now.saturating_duration_since(*at) < BELIEVED_FOR
+        {
+            return Ok(Arc::clone(credential));
+        }
+        match self.read() {
+            Ok(credential) => {
+                let credential = Arc::new(credential);
+                *last = Some((now, Arc::clone(&credential)));
+                Ok(credential)
+            }
+            // A file that is being replaced costs nothing: the last keys are good for a while.
+            Err(text) => match &*last {
+                Some((_, credential)) => Ok(Arc::clone(credential)),
+                None => Err(object_store::Error::Generic {
+                    store: "credentials",
+                    source: text.into(),
+                }),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_of_the_named_profile_are_read_and_no_others() {
+        let text = "[default]\naws_access_key_id = A\naws_secret_access_key=B\n# x\n[other]\n\
+                    aws_access_key_id=C\naws_secret_access_key = D\naws_session_token = E\n[half]\n\
+                    aws_access_key_id=F\n";
+        let of = |profile| parse(text, profile);
+        let (default, other) = (of("default").unwrap(), of("other").unwrap());
+        assert_eq!(
+            (default.key_id.as_str(), default.secret_key.as_str()),
+            ("A", "B")
+        );
+        assert_eq!(default.token, None);
+        assert_eq!(
+            (other.key_id.as_str(), other.token.as_deref()),
+            ("C", Some("E"))
+        );
+        assert!(of("half").is_none() && of("none").is_none());
+    }
+}

@@ -1,0 +1,37 @@
+//! Object stores: one object per row, behind the trait of the `object_store` crate.
+//!
+//! Nothing here knows jobs: it names objects, writes and checks their headers, moves one row
+//! between a slot and an object, and says in a word what failed. `tier::object` does the rest.
+
+pub mod connect;
+mod connector;
+mod credentials;
+pub mod failure;
+pub mod gc;
+pub mod header;
+pub mod limits;
+pub mod location;
+pub mod names;
+pub mod options;
+pub mod probe;
+mod resolver;
+mod slot;
+pub mod transfer;
+pub mod verdicts;
+
+use crate::sys::sync::Arc;
+
+pub use failure::{Failure, FailureKind};
+pub use header::{HEADER_BYTES, RowHeader};
+pub use location::{Location, Scheme};
+pub use options::{Addressing, ObjectOptions};
+pub use verdicts::{Fact, Verdicts};
+
+/// A client of an object store; tests put doubles here.
+pub type Store = Arc<dyn object_store::ObjectStore>;
+
+/// A store that keeps its objects in this process's memory, for tests.
+#[must_use]
+pub fn memory_store() -> Store {
+    Arc::new(object_store::memory::InMemory::new())
+}

@@ -1,0 +1,256 @@
+//! What an object tier is opened with. Credentials never stand here in the clear.
+
+use core::fmt;
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use crate::config::DEADLINE_MAX;
+use crate::error::{Error, Result};
+use crate::key::GroupId;
+use crate::namespace::Manifest;
+use crate::object::header::HEADER_BYTES;
+use crate::object::limits::ObjectLimits;
+use crate::object::location::{Location, Scheme};
+
+/// Largest object: one PUT takes it whole.
+pub const OBJECT_BYTES_MAX: u64 = 64 << 20;
+/// Most payload bytes of a row.
+pub const OBJECT_ROW_BYTES_MAX: u64 = OBJECT_BYTES_MAX - HEADER_BYTES_WIDE;
+const HEADER_BYTES_WIDE: u64 = 256;
+const _: () = assert!(HEADER_BYTES == 256);
+
+/// Where the bucket's name stands in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addressing {
+    /// In the path where an endpoint is given, and in the host's name where that does not work or
+    /// none is given.
+    Auto,
+    /// `https://endpoint/bucket/object`.
+    Path,
+    /// `https://bucket.endpoint/object`.
+    Virtual,
+}
+
+impl Addressing {
+    /// Reads the option.
+    ///
+    /// # Errors
+    /// [`crate::error::ErrorKind::Config`] for another word.
+    pub fn parse(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "path" => Ok(Self::Path),
+            "virtual" => Ok(Self::Virtual),
+            _ => Err(Error::config(format!(
+                "addressing: {text:?} is not \"auto\", \"path\" or \"virtual\""
+            ))),
+        }
+    }
+}
+
+/// Variables of the environment, which the caller has read: names and values. Shown without values.
+#[derive(Clone, Default)]
+pub struct Environment(pub BTreeMap<String, String>);
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// Everything that an object tier needs beside the arena.
+#[derive(Clone, Debug)]
+pub struct ObjectOptions {
+    /// The bucket and the prefix.
+    pub location: Location,
+    /// Identity fields of the manifest; `model` (a string) is required.
+    pub identity: Map<String, Value>,
+    /// Payload bytes of a row, by group.
+    pub row_bytes: BTreeMap<GroupId, u64>,
+    /// `http://host:port` or `https://host:port`; `None`: the provider's own.
+    pub endpoint: Option<String>,
+    /// The provider's region; `None`: the environment's, or `us-east-1`.
+    pub region: Option<String>,
+    /// Where the bucket's name stands.
+    pub addressing: Addressing,
+    /// Whether requests may go over plain HTTP.
+    pub allow_http: bool,
+    /// A file of PEM certificates to trust beside the system's.
+    pub ca_bundle: Option<PathBuf>,
+    /// Longest time of one operation, by the wall clock, its body included.
+    pub deadline: Duration,
+    /// Whether an unusable bucket is an error at open, or a tier that misses and tries again.
+    pub required: bool,
+    /// The variables that say where credentials are.
+    pub environment: Environment,
+    /// Bounds.
+    pub limits: ObjectLimits,
+}
+
+impl ObjectOptions {
+    /// Checks what can be checked without asking the server; returns the manifest.
+    ///
+    /// # Errors
+    /// [`crate::error::ErrorKind::Config`] naming the field.
+    pub fn validate(&self) -> Result<Manifest> {
+        if self.row_bytes.is_empty() {
+            return Err(Error::config(
+                "row_bytes: names no group; at least one is needed",
+            ));
+        }
+        for (group, bytes) in &self.row_bytes {
+            if *bytes == 0 || *bytes > OBJECT_ROW_BYTES_MAX {
+                return Err(Error::config(format!(
+                    "row_bytes: group {group} has {bytes} bytes; 1 to {OBJECT_ROW_BYTES_MAX} fit \
+                     an object of 64 MiB"
+                )));
+            }
+        }
+        if self.deadline.is_zero() || self.deadline > DEADLINE_MAX {
+            return Err(Error::config(format!(
+                "deadline_s: {:?} is outside 0 (excluded) to {DEADLINE_MAX:?}",
+                self.deadline
+            )));
+        }
+        if self.limits.requests_max == 0 {
+            return Err(Error::config("requests_max: is 0; at least 1 is needed"));
+        }
+        if self.limits.bytes_in_flight_max == 0 {
+            return Err(Error::config(
+                "bytes_in_flight_max: is 0; at least 1 is needed",
+            ));
+        }
+        self.check_endpoint()?;
+        Manifest::new(self.identity.clone(), &self.row_bytes)
+    }
+
+    fn check_endpoint(&self) -> Result<()> {
+        let Some(endpoint) = &self.endpoint else {
+            return Ok(());
+        };
+        if self.location.scheme == Scheme::Memory {
+            return Err(Error::config("endpoint: memory:// has none"));
+        }
+        if endpoint.contains('@') {
+            return Err(Error::config(
+                "endpoint: contains '@'; credentials come from the environment, a file or the \
+                 instance",
+            ));
+        }
+        let host = match endpoint.split_once("://") {
+            Some(("http", _)) if !self.allow_http => {
+                return Err(Error::config(format!(
+                    "endpoint: {endpoint:?} is plain HTTP; allow_http=True allows that"
+                )));
+            }
+            Some(("http" | "https", host)) => host,
+            _ => "",
+        };
+        if host.is_empty() || host.contains(['?', '#', ' ']) {
+            return Err(Error::config(format!(
+                "endpoint: {endpoint:?} is not http://host:port or https://host:port"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether bytes on their way are safe from others: TLS, or a connection within this machine.
+    #[must_use]
+    pub fn is_private_path(&self) -> bool {
+        let Some(rest) = self
+            .endpoint
+            .as_deref()
+            .and_then(|e| e.strip_prefix("http://"))
+        else {
+            return true;
+        };
+        let authority = rest.split('/').next().unwrap_or(rest);
+        let host = authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host);
+        matches!(host, "localhost" | "[::1]")
+            || host.ends_with(".localhost")
+            || host.starts_with("127.")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(endpoint: Option<&str>, allow_http: bool) -> ObjectOptions {
+        let mut identity = Map::new();
+        identity.insert("model".into(), "m".into());
+        ObjectOptions {
+            location: Location::parse("s3://bucket/p").unwrap().unwrap(),
+            identity,
+            row_bytes: BTreeMap::from([(GroupId(0), 4096)]),
+            endpoint: endpoint.map(str::to_owned),
+            region: None,
+            addressing: Addressing::Auto,
+            allow_http,
+            ca_bundle: None,
+            deadline: Duration::from_secs(30),
+            required: true,
+            environment: Environment(BTreeMap::from([(
+                "AWS_SECRET_ACCESS_KEY".to_owned(),
+                "hidden".to_owned(),
+            )])),
+            limits: ObjectLimits::default(),
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_a_whole_url_and_plain_http_is_asked_for() {
+        assert!(options(None, false).validate().is_ok());
+        assert!(options(Some("https://h"), false).validate().is_ok());
+        assert!(options(Some("http://h:1"), true).validate().is_ok());
+        for (endpoint, allow_http) in [
+            ("http://h:1", false),
+            ("h:1", true),
+            ("ftp://h", true),
+            ("https://", true),
+            ("https://a:b@h", true),
+        ] {
+            let error = options(Some(endpoint), allow_http).validate().unwrap_err();
+            assert!(error.to_string().starts_with("endpoint"), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_tls_and_this_machine_are_private() {
+        for private in [
+            "https://h",
+            "http://127.0.0.1:80",
+            "http://localhost",
+            "http://[::1]:9",
+        ] {
+            assert!(options(Some(private), true).is_private_path(), "{private}");
+        }
+        assert!(options(None, false).is_private_path());
+        assert!(!options(Some("http://10.0.0.1:80/x"), true).is_private_path());
+    }
+
+    #[test]
+    fn debug_output_shows_no_values_of_the_environment() {
+        let shown = format!("{:?}", options(None, false));
+        assert!(shown.contains("AWS_SECRET_ACCESS_KEY"));
+        assert!(!shown.contains("hidden"));
+    }
+
+    #[test]
+    fn a_row_that_no_single_put_takes_is_refused() {
+        let mut large = options(None, false);
+        large.row_bytes = BTreeMap::from([(GroupId(0), OBJECT_ROW_BYTES_MAX + 1)]);
+        assert!(
+            large
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("row_bytes")
+        );
+    }
+}

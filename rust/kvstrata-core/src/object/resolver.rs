@@ -1,0 +1,55 @@
+//! Names of hosts: those below `localhost` are this machine (RFC 6761, section 6.3), whatever the
+//! system's resolver knows; so a server on this machine can be addressed by its buckets' names.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// Asks the system for all other names.
+#[derive(Debug)]
+pub(super) struct Resolver;
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let addresses: Vec<SocketAddr> = if is_below_localhost(name.as_str()) {
+                let both = [
+                    IpAddr::V4(Ipv4Addr::LOCALHOST),
+                    IpAddr::V6(Ipv6Addr::LOCALHOST),
+                ];
+                both.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect()
+            } else {
+                // The port is the client's to fill in.
+                tokio::net::lookup_host((name.as_str(), 0)).await?.collect()
+            };
+            let addresses: Addrs = Box::new(addresses.into_iter());
+            Ok(addresses)
+        })
+    }
+}
+
+fn is_below_localhost(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let last = name.rsplit_once('.').map(|(_, last)| last);
+    last.is_some_and(|last| last.eq_ignore_ascii_case("localhost"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_below_localhost_are_this_machine() {
+        for name in ["bucket.localhost", "a.b.LOCALHOST", "bucket.localhost."] {
+            assert!(is_below_localhost(name), "{name}");
+        }
+        for name in [
+            "localhost",
+            "localhost.example",
+            "notlocalhost",
+            "a.notlocalhost",
+        ] {
+            assert!(!is_below_localhost(name), "{name}");
+        }
+    }
+}

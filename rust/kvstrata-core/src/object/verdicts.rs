@@ -1,0 +1,301 @@
+//! What is believed to be in a bucket: bounded, and each belief for a while only.
+//!
+//! Pure: time comes in as an argument. Many small tables, each under a lock of its own, so that
+//! none takes long to grow while someone waits for it: a million keys take 36 MiB.
+
+use core::hash::{BuildHasherDefault, Hasher};
+use core::time::Duration;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+
+use crate::sys::sync::{Mutex, lock};
+
+/// Number of tables, as a power of two.
+const SHARD_BITS: u32 = 8;
+const SHARDS: usize = 1 << SHARD_BITS;
+/// Most entries of one table: as many as 8192 places hold, so that it never grows beyond them.
+const ENTRIES_MAX: usize = 7168;
+/// Entries that are kept when a table is full of beliefs that still hold.
+const ENTRIES_KEPT: usize = ENTRIES_MAX / 2;
+/// Unit of time of an entry: 2^29 of them are 1.7 years, after which a tier believes nothing new.
+const TICK: Duration = Duration::from_millis(100);
+const TICKS_MAX: u32 = (1 << 29) - 1;
+
+/// What is believed of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// There is no row.
+    Absent,
+    /// There is an object with its name and length.
+    Listed,
+    /// We wrote its row, or read its header and found it right.
+    Verified,
+}
+
+/// Passes on what is a fingerprint, and thus as good as random, already.
+#[derive(Clone, Copy, Debug, Default)]
+struct Same(u64);
+
+impl Hasher for Same {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {}
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+type Shard = HashMap<u64, u32, BuildHasherDefault<Same>>;
+
+/// A fact, when it became known, and whether by an event of ours or by a question: 2, 29 and 1
+/// bits.
+const fn pack(fact: Fact, tick: u32) -> u32 {
+    let kind = match fact {
+        Fact::Absent => 0,
+        Fact::Listed => 1,
+        Fact::Verified => 2,
+    };
+    (kind << 30) | tick
+}
+
+const fn fact_of(entry: u32) -> Fact {
+    match entry >> 30 {
+        0 => Fact::Absent,
+        1 => Fact::Listed,
+        _ => Fact::Verified,
+    }
+}
+
+const fn tick_of(entry: u32) -> u32 {
+    entry & TICKS_MAX
+}
+
+/// Where a key's table is.
+fn shard_of(key: u64) -> usize {
+    // The low bits choose the place in the table, the highest seven its mark.
+    usize::try_from((key >> 40) & 0xFF).unwrap_or(0)
+}
+
+/// Beliefs about keys, by their 64-bit fingerprints. Two keys with the same one, which happens to
+/// one lookup in 10^13, cost a load that misses or a store that is left out.
+#[derive(Debug)]
+pub struct Verdicts {
+    shards: Vec<Mutex<Shard>>,
+    began: Instant,
+    found_ticks: u32,
+    absent_ticks: u32,
+}
+
+impl Verdicts {
+    /// No beliefs yet. What is found is believed for `found_for`, what is absent for `absent_for`.
+    #[must_use]
+    pub fn new(began: Instant, found_for: Duration, absent_for: Duration) -> Self {
+        let ticks = |time: Duration| {
+            let ticks = time.as_millis() / TICK.as_millis();
+            u32::try_from(ticks)
+                .unwrap_or(TICKS_MAX)
+                .clamp(1, TICKS_MAX)
+        };
+        Self {
+            shards: core::iter::repeat_with(Mutex::default)
+                .take(SHARDS)
+                .collect(),
+            began,
+            found_ticks: ticks(found_for),
+            absent_ticks: ticks(absent_for),
+        }
+    }
+
+    fn tick(&self, at: Instant) -> u32 {
+        let elapsed = at.saturating_duration_since(self.began).as_millis() / TICK.as_millis();
+        u32::try_from(elapsed).unwrap_or(TICKS_MAX).min(TICKS_MAX)
+    }
+
+    const fn holds(&self, entry: u32, now: u32) -> bool {
+        let believed = match fact_of(entry) {
+            Fact::Absent => self.absent_ticks,
+            Fact::Listed | Fact::Verified => self.found_ticks,
+        };
+        now.saturating_sub(tick_of(entry)) < believed
+    }
+
+    /// What is believed of each key; `None` where nothing is.
+    #[must_use]
+    pub fn look(&self, keys: &[u64], now: Instant) -> Vec<Option<Fact>> {
+        let now = self.tick(now);
+        // Table by table: one lock for all keys of a table, whose places then are near each other.
+        let mut order: Vec<(usize, u32)> = keys
+            .iter()
+            .enumerate()
+            .filter_map(|(at, key)| Some((shard_of(*key), u32::try_from(at).ok()?)))
+            .collect();
+        order.sort_unstable();
+        let mut found = vec![None; keys.len()];
+        for group in order.chunk_by(|(a, _), (b, _)| a == b) {
+            let Some(shard) = group.first().and_then(|(shard, _)| self.shards.get(*shard)) else {
+                continue;
+            };
+            let shard = lock(shard);
+            for (_, at) in group {
+                let at = usize::try_from(*at).unwrap_or(usize::MAX);
+                let entry = keys.get(at).and_then(|key| shard.get(key));
+                if let (Some(entry), Some(place)) = (entry, found.get_mut(at)) {
+                    *place = self.holds(*entry, now).then(|| fact_of(*entry));
+                }
+            }
+        }
+        found
+    }
+
+    /// Notes what just happened by our own doing: it is newer than all that was believed.
+    pub fn note(&self, key: u64, fact: Fact, now: Instant) {
+        let tick = self.tick(now);
+        self.set(key, pack(fact, tick), tick);
+    }
+
+    /// Notes the answer to a question that was asked at `asked`. One asked no later than what is
+    /// believed already became known changes nothing: the answer may be older.
+    pub fn answer(&self, key: u64, fact: Fact, asked: Instant) {
+        let tick = self.tick(asked);
+        let Some(shard) = self.shards.get(shard_of(key)) else {
+            return;
+        };
+        let mut shard = lock(shard);
+        match shard.get_mut(&key) {
+            Some(entry) if tick > tick_of(*entry) => {
+                let verified = fact_of(*entry) == Fact::Verified && fact == Fact::Listed;
+                *entry = pack(if verified { Fact::Verified } else { fact }, tick);
+            }
+            Some(_) => {}
+            None => {
+                self.make_room(&mut shard, tick);
+                shard.insert(key, pack(fact, tick));
+            }
+        }
+    }
+
+    fn set(&self, key: u64, entry: u32, now: u32) {
+        if let Some(shard) = self.shards.get(shard_of(key)) {
+            let mut shard = lock(shard);
+            if !shard.contains_key(&key) {
+                self.make_room(&mut shard, now);
+            }
+            shard.insert(key, entry);
+        }
+    }
+
+    /// Forgets what no longer holds, then what has been known longest, when a table is full.
+    fn make_room(&self, shard: &mut Shard, now: u32) {
+        if shard.len() < ENTRIES_MAX {
+            return;
+        }
+        shard.retain(|_, entry| self.holds(*entry, now));
+        if shard.len() <= ENTRIES_KEPT {
+            return;
+        }
+        let mut ticks: Vec<u32> = shard.values().map(|entry| tick_of(*entry)).collect();
+        let excess = ticks.len().saturating_sub(ENTRIES_KEPT);
+        let (_, oldest_kept, _) = ticks.select_nth_unstable(excess);
+        let oldest_kept = *oldest_kept;
+        let mut left = excess;
+        shard.retain(|_, entry| {
+            let goes = left > 0 && tick_of(*entry) <= oldest_kept;
+            left = left.saturating_sub(usize::from(goes));
+            !goes
+        });
+    }
+
+    /// Forgets everything: another epoch begins.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            lock(shard).clear();
+        }
+    }
+
+    /// Number of keys of which something is or was believed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    /// Whether nothing is believed of any key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock::{Clock, SystemClock};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn verdicts(now: Instant) -> Verdicts {
+        Verdicts::new(now, 10 * SECOND, 2 * SECOND)
+    }
+
+    fn one(verdicts: &Verdicts, key: u64, now: Instant) -> Option<Fact> {
+        verdicts.look(&[key], now)[0]
+    }
+
+    #[test]
+    fn beliefs_expire_absence_first() {
+        let now = SystemClock.now();
+        let verdicts = verdicts(now);
+        verdicts.answer(1, Fact::Listed, now);
+        verdicts.answer(2, Fact::Absent, now);
+        assert_eq!(
+            verdicts.look(&[2, 1, 3], now),
+            [Some(Fact::Absent), Some(Fact::Listed), None]
+        );
+        assert_eq!(one(&verdicts, 2, now + 2 * SECOND), None);
+        assert_eq!(one(&verdicts, 1, now + 2 * SECOND), Some(Fact::Listed));
+        assert_eq!(one(&verdicts, 1, now + 10 * SECOND), None);
+    }
+
+    #[test]
+    fn an_answer_that_is_older_than_an_event_changes_nothing() {
+        let now = SystemClock.now();
+        let verdicts = verdicts(now);
+        let asked = now + SECOND;
+        verdicts.note(1, Fact::Verified, now + 2 * SECOND);
+        verdicts.answer(1, Fact::Absent, asked);
+        assert_eq!(one(&verdicts, 1, now + 2 * SECOND), Some(Fact::Verified));
+        verdicts.note(1, Fact::Absent, now + 3 * SECOND);
+        verdicts.answer(1, Fact::Listed, now + 3 * SECOND);
+        assert_eq!(one(&verdicts, 1, now + 3 * SECOND), Some(Fact::Absent));
+        verdicts.answer(1, Fact::Listed, now + 4 * SECOND);
+        assert_eq!(one(&verdicts, 1, now + 4 * SECOND), Some(Fact::Listed));
+    }
+
+    #[test]
+    fn being_listed_does_not_make_less_of_what_was_verified() {
+        let now = SystemClock.now();
+        let verdicts = verdicts(now);
+        verdicts.note(1, Fact::Verified, now);
+        verdicts.answer(1, Fact::Listed, now + SECOND);
+        assert_eq!(one(&verdicts, 1, now + SECOND), Some(Fact::Verified));
+    }
+
+    #[test]
+    fn a_full_table_forgets_the_oldest_and_stays_bounded() {
+        let now = SystemClock.now();
+        let verdicts = verdicts(now);
+        // All in one table.
+        for number in 0..20_000_u64 {
+            let at = now + Duration::from_micros(number * 300);
+            verdicts.note(number, Fact::Verified, at);
+        }
+        let kept = verdicts.len();
+        assert!((ENTRIES_KEPT..=ENTRIES_MAX).contains(&kept), "{kept}");
+        let late = now + 6 * SECOND;
+        assert_eq!(one(&verdicts, 19_999, late), Some(Fact::Verified));
+        assert_eq!(one(&verdicts, 0, late), None);
+        verdicts.clear();
+        assert!(verdicts.is_empty());
+    }
+}

@@ -1,0 +1,225 @@
+//! Taking a bucket into use: it is tried out, the manifest is compared, the epoch is read.
+
+use core::time::Duration;
+use std::path::Path as FilePath;
+
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use crate::error::{Error, Result};
+use crate::namespace::directory::{FILE_BYTES_MAX, compare, file_text, parse};
+use crate::notice::Level;
+use crate::object::connect::{Style, connect};
+use crate::object::probe::{BucketFacts, probe};
+use crate::object::{Addressing, Failure, FailureKind, Scheme, Store};
+use crate::sys::sync::{Arc, lock};
+use crate::tier::last_error::LastError;
+use crate::tier::object::dispatch::Ended;
+use crate::tier::object::{ObjectTier, Place, epochs};
+use crate::tier::state::Phase;
+
+/// Time to the first new attempt; doubled after each.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// Longest time between attempts.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Longest time of one attempt.
+const ATTEMPT_MAX: Duration = Duration::from_secs(20);
+
+impl ObjectTier {
+    /// Tries to take the bucket into use.
+    ///
+    /// # Errors
+    /// `Config`, saying precisely what is wrong with it.
+    pub(super) async fn join(&self) -> Result<Place> {
+        let now = self.around.clock.now();
+        let longest = self.options.deadline.min(ATTEMPT_MAX);
+        let late = now.checked_add(longest).unwrap_or(now);
+        match self.until(late, self.join_once()).await {
+            Ended::Done(joined) => joined,
+            Ended::Late => Err(self.unusable("open", &Failure::late())),
+            Ended::Stopped => Err(Error::config("the tier was closed")),
+        }
+    }
+
+    async fn join_once(&self) -> Result<Place> {
+        let (store, facts, style) = self.reach().await?;
+        self.compare_manifest(&store, facts).await?;
+        let epoch = epochs::open(&store, &self.names, facts.conditional_put).await;
+        let epoch = epoch.map_err(|failure| self.unusable("read the epochs of", &failure))?;
+        Ok(Place {
+            store,
+            epoch,
+            conditional_put: facts.conditional_put,
+            style,
+        })
+    }
+
+    /// The client that works, by the style of addressing that works.
+    async fn reach(&self) -> Result<(Store, BucketFacts, Style)> {
+        let options = &self.options;
+        let styles: &[Style] = match (options.addressing, &options.endpoint) {
+            (Addressing::Virtual, _) | (Addressing::Auto, None) => &[Style::Virtual],
+            (Addressing::Auto, Some(_)) if options.location.scheme == Scheme::S3 => {
+                &[Style::Path, Style::Virtual]
+            }
+            (Addressing::Path, _) | (Addressing::Auto, Some(_)) => &[Style::Path],
+        };
+        let mut first = None;
+        for style in styles {
+            let store = match &self.given {
+                Some(given) => Arc::clone(given),
+                None => match connect(options, *style, &self.around.clock) {
+                    Ok(store) => store,
+                    // The bucket's name cannot stand before this host's.
+                    Err(_) if first.is_some() => break,
+                    Err(error) => return Err(error),
+                },
+            };
+            let path = self.probe_path();
+            let probed = match path {
+                Ok(path) => probe(&store, &path).await,
+                Err(failure) => Err(failure),
+            };
+            match probed {
+                Ok(facts) => return Ok((store, facts, *style)),
+                Err(failure) => {
+                    let elsewhere = matches!(
+                        failure.kind,
+                        FailureKind::Addressing | FailureKind::NoBucket | FailureKind::Missing
+                    );
+                    first.get_or_insert(failure);
+                    if !elsewhere {
+                        break;
+                    }
+                }
+            }
+        }
+        let failure = first.unwrap_or_else(|| Failure::new(FailureKind::Other, "not tried"));
+        Err(self.unusable("use", &failure))
+    }
+
+    /// Writes the manifest where there is none, reads it back, and compares it with ours.
+    async fn compare_manifest(&self, store: &Store, facts: BucketFacts) -> Result<()> {
+        let path = self.names.manifest();
+        let shown = format!(
+            "{}://{}/{path}",
+            self.options.location.scheme.as_str(),
+            self.options.location.bucket
+        );
+        let failed = |failure: Failure| self.unusable("read the manifest of", &failure);
+        let mut read = store.get(&path).await;
+        if matches!(read, Err(object_store::Error::NotFound { .. })) {
+            let options = PutOptions {
+                mode: if facts.conditional_put {
+                    PutMode::Create
+                } else {
+                    PutMode::Overwrite
+                },
+                ..PutOptions::default()
+            };
+            let body = PutPayload::from(file_text(&self.manifest));
+            match store.put_opts(&path, body, options).await {
+                // A peer was quicker: what counts is what is read next.
+                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
+                Err(error) => return Err(failed(Failure::of(&error))),
+            }
+            read = store.get(&path).await;
+        }
+        let found = read.map_err(|error| failed(Failure::of(&error)))?;
+        let longest = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX);
+        if found.meta.size > longest {
+            return Err(Error::config(format!(
+                "{shown} is larger than any manifest"
+            )));
+        }
+        let bytes = found.bytes().await;
+        let bytes = bytes.map_err(|error| failed(Failure::of(&error)))?;
+        let shown = FilePath::new(&shown);
+        compare(shown, &self.manifest, &parse(shown, &bytes)?)
+    }
+
+    /// The error of a bucket that cannot be used. Of the credentials it tells at most the last
+    /// four characters of the access key's name.
+    fn unusable(&self, what: &str, failure: &Failure) -> Error {
+        let options = &self.options;
+        let mut text = format!("cannot {what} {}", options.location);
+        if let Some(endpoint) = &options.endpoint {
+            text = format!("{text} at {endpoint}");
+        }
+        text = format!("{text}: {}", failure.kind.remedy());
+        let key = options.environment.0.get("AWS_ACCESS_KEY_ID");
+        if failure.kind == FailureKind::Denied
+            && let Some(key) = key.filter(|key| key.len() >= 8)
+        {
+            let tail = key.char_indices().rev().nth(3).map_or(0, |(at, _)| at);
+            let tail = key.get(tail..).unwrap_or("");
+            text = format!("{text} (access key ...{tail})");
+        }
+        Error::config(format!("{text} [{failure}]"))
+    }
+
+    /// Tries again and again until the bucket can be used; runs until then, or until the tier
+    /// stops.
+    pub(super) async fn join_later(self: Arc<Self>) {
+        let mut pause = RETRY_FIRST;
+        loop {
+            match self.join().await {
+                Ok(place) => match self.take_up(place).await {
+                    Ok(()) => return,
+                    Err(failure) => self.remember_open(&failure.to_string(), failure.kind.name()),
+                },
+                Err(error) => self.remember_open(&error.to_string(), "open"),
+            }
+            let now = self.around.clock.now();
+            let until = now.checked_add(pause).unwrap_or(now);
+            if let Ended::Stopped = self.until(until, core::future::pending::<()>()).await {
+                return;
+            }
+            pause = pause.saturating_mul(2).min(RETRY_MAX);
+        }
+    }
+
+    /// Begins to serve what is there; a reset that was asked for before is made up for first.
+    pub(super) async fn take_up(&self, mut place: Place) -> core::result::Result<(), Failure> {
+        while self.owes_reset(&place) {
+            let conditional = place.conditional_put;
+            let newer = epochs::advance(&place.store, &self.names, conditional, 0).await;
+            match newer {
+                Ok(epoch) => place.epoch = epoch,
+                Err(failure) => {
+                    lock(&self.state).reset_wanted = true;
+                    return Err(failure);
+                }
+            }
+        }
+        self.list.notify_one();
+        self.around.notices.say(Level::Info, "usable", || {
+            format!("{} is in use", self.options.location)
+        });
+        Ok(())
+    }
+
+    /// Serves `place` from here on, unless a reset is owed: says so then, and takes the debt.
+    fn owes_reset(&self, place: &Place) -> bool {
+        let mut state = lock(&self.state);
+        let owed = core::mem::take(&mut state.reset_wanted);
+        if !owed && state.phase == Phase::Open {
+            state.place = Some(Arc::new(place.clone()));
+            state.reset_failed = false;
+        }
+        owed
+    }
+
+    /// Notes why the bucket cannot be used.
+    pub(super) fn remember_open(&self, text: &str, name: &'static str) {
+        self.health.remember(LastError {
+            errno: name,
+            operation: "open",
+            path: self.options.location.to_string(),
+            text: text.to_owned(),
+            at: self.around.clock.now(),
+        });
+        self.around.notices.say(Level::Warning, "unusable", || {
+            format!("the tier stores and loads nothing until its bucket can be used: {text}")
+        });
+    }
+}

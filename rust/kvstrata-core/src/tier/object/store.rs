@@ -1,0 +1,247 @@
+//! Stores: each row is written straight from its slot, in one request.
+
+use crate::error;
+use crate::io::Direction;
+use crate::job::{JobId, JobKind, Outcome};
+use crate::key::Key;
+use crate::object::transfer::{self, Mode, ReadFault, Row};
+use crate::object::{Fact, Failure, FailureKind};
+use crate::sys::sync::{Arc, lock};
+use crate::tier::disk::{count, plain};
+use crate::tier::health::REFUSED;
+use crate::tier::object::ObjectTier;
+use crate::tier::object::dispatch::Ended;
+use crate::tier::object::load::tail_of;
+use crate::tier::object::settle::End;
+use crate::tier::object::state::Work;
+
+/// Most keys whose objects are known not to be theirs.
+const FOREIGN_MAX: usize = 1 << 16;
+
+/// What is at the place of a row that is to be stored.
+enum There {
+    /// The row itself.
+    Row,
+    /// Nothing.
+    Nothing,
+    /// Something else, with its `ETag`.
+    Other(Option<String>),
+}
+
+impl ObjectTier {
+    /// Begins a store; returns at once.
+    ///
+    /// # Errors
+    /// `Argument` for a wrong argument, `Closed` after close; then nothing was begun.
+    pub(super) fn begin_store(
+        self: &Arc<Self>,
+        job_id: JobId,
+        keys: &[Key],
+        offsets: &[u64],
+    ) -> error::Result<()> {
+        let (request, mut state) = self.begin(job_id, JobKind::Store, keys, offsets)?;
+        if request.items.is_empty() {
+            return Ok(());
+        }
+        let (open, bytes) = (state.store_bytes_open, request.bytes());
+        state.store_bytes_open = open.saturating_add(bytes);
+        let Some(place) = state.serving().map(Arc::clone) else {
+            let why = "the bucket cannot be used yet";
+            self.settle_all(&mut state, &request, Outcome::Dropped, why);
+            return Ok(());
+        };
+        if open > 0 && open.saturating_add(bytes) > count(self.around.arena.length()) {
+            let why = "too many bytes are being stored";
+            self.settle_all(&mut state, &request, Outcome::Dropped, why);
+            return Ok(());
+        }
+        if self.health.refuses(Direction::Write) {
+            let dropped = &self.around.metrics.circuit_dropped_stores;
+            dropped.add(count(keys.len()));
+            self.settle_all(&mut state, &request, Outcome::Dropped, REFUSED);
+            return Ok(());
+        }
+        let of: Vec<u64> = request
+            .items
+            .iter()
+            .map(|item| item.fingerprint.half())
+            .collect();
+        let facts = self.verdicts.look(&of, self.around.clock.now());
+        let is_there = |at: &usize| facts.get(*at) == Some(&Some(Fact::Verified));
+        let (present, absent): (Vec<usize>, Vec<usize>) =
+            (0..request.items.len()).partition(is_there);
+        state.enqueue(&request, &place, absent);
+        let present: Vec<_> = present
+            .into_iter()
+            .map(|position| plain(position, Outcome::Present))
+            .collect();
+        self.settle(&mut state, &request, &present, None);
+        drop(state);
+        self.watch.notify_one();
+        self.pump();
+        Ok(())
+    }
+
+    /// Remembers that the object of a key is not its row.
+    pub(super) fn mark_foreign(&self, of: u64) {
+        let mut state = lock(&self.state);
+        if state.foreign.len() >= FOREIGN_MAX {
+            state.foreign.clear();
+        }
+        state.foreign.insert(of, ());
+    }
+
+    /// Writes a row from its slot. An object that was to be deleted still is where this fails.
+    pub(super) async fn store_row(&self, work: &Work) -> End {
+        let mut removed = false;
+        let end = self.write_row(work, &mut removed).await;
+        if removed && end.outcome != Outcome::Ok {
+            let item = &work.item;
+            lock(&self.state).delete_later(&work.place, item.fingerprint, item.key);
+        }
+        end
+    }
+
+    async fn write_row(&self, work: &Work, removed: &mut bool) -> End {
+        let row = self.row_of(work);
+        let of = work.item.fingerprint.half();
+        let mut mode = match self.first_mode(work, &row, of, removed).await {
+            Ok(mode) => mode,
+            Err(end) => return end,
+        };
+        let mut attempts = self.attempts();
+        loop {
+            self.counters.row_requests.add(1);
+            let begun = self.around.clock.now();
+            let ended = self.put_once(work, &row, &mode).await;
+            let now = self.around.clock.now();
+            let took = now.saturating_duration_since(begun);
+            self.around.metrics.latency.write.record(took);
+            let failure = match ended {
+                Ended::Done(Ok(())) => return self.stored(work, of, &mode),
+                Ended::Done(Err(failure)) => failure,
+                Ended::Late => return self.late_store(work),
+                Ended::Stopped => return End::with(Outcome::Dropped, "closed"),
+            };
+            match failure.kind {
+                FailureKind::Late => return self.late_store(work),
+                // Someone says that it is there: believed only when its header says so, too.
+                FailureKind::Exists | FailureKind::Changed if mode != Mode::Overwrite => {
+                    mode = match self.what_is_there(work, &row).await {
+                        Ok(There::Row) => {
+                            self.believe(work, Fact::Verified);
+                            return End::plain(Outcome::Present);
+                        }
+                        Ok(There::Other(Some(tag))) if mode == Mode::Create => Mode::Replace(tag),
+                        Ok(There::Other(_) | There::Nothing) => Mode::Overwrite,
+                        Err(end) => return end,
+                    };
+                }
+                FailureKind::Unsupported if mode != Mode::Overwrite => mode = Mode::Overwrite,
+                _ if self.retry(&mut attempts, work, &failure).await => {}
+                _ => return self.failed_store(&row, &failure),
+            }
+        }
+    }
+
+    /// One request. Its slot is not read any more when this returns, even if that takes longer
+    /// than the request.
+    async fn put_once(&self, work: &Work, row: &Row, mode: &Mode) -> Ended<Result<(), Failure>> {
+        let mut stop = self.stop.subscribe();
+        if *stop.borrow_and_update() {
+            return Ended::Stopped;
+        }
+        let deadline = work.request.deadline;
+        let arena = &self.around.arena;
+        Ended::Done(transfer::put(&work.place.store, arena, row, mode, deadline, stop).await)
+    }
+
+    /// How to begin: what is known to be foreign or was removed is overwritten, what was listed is
+    /// looked at.
+    async fn first_mode(
+        &self,
+        work: &Work,
+        row: &Row,
+        of: u64,
+        removed: &mut bool,
+    ) -> Result<Mode, End> {
+        match self.until_deleted(work).await {
+            Ended::Done(()) => {}
+            Ended::Late => return Err(self.late_store(work)),
+            Ended::Stopped => return Err(End::with(Outcome::Dropped, "closed")),
+        }
+        {
+            let mut state = lock(&self.state);
+            *removed = state.to_delete.remove(&of).is_some();
+            if *removed || state.foreign.contains_key(&of) {
+                return Ok(Mode::Overwrite);
+            }
+        }
+        let now = self.around.clock.now();
+        let fact = self.verdicts.look(&[of], now).into_iter().next().flatten();
+        let look = fact == Some(Fact::Listed) || !work.place.conditional_put;
+        if fact == Some(Fact::Verified) {
+            return Err(End::plain(Outcome::Present));
+        }
+        if !look {
+            return Ok(Mode::Create);
+        }
+        match self.what_is_there(work, row).await? {
+            There::Row => {
+                self.believe(work, Fact::Verified);
+                Err(End::plain(Outcome::Present))
+            }
+            There::Nothing if work.place.conditional_put => Ok(Mode::Create),
+            There::Other(Some(tag)) if work.place.conditional_put => Ok(Mode::Replace(tag)),
+            There::Nothing | There::Other(_) => Ok(Mode::Overwrite),
+        }
+    }
+
+    /// Reads the header of what is at a row's place.
+    async fn what_is_there(&self, work: &Work, row: &Row) -> Result<There, End> {
+        let mut attempts = self.attempts();
+        loop {
+            let read = transfer::get_header(&work.place.store, row);
+            match self.until(work.request.deadline, read).await {
+                Ended::Done(Ok(())) => return Ok(There::Row),
+                Ended::Done(Err(ReadFault::Foreign(tag, _))) => return Ok(There::Other(tag)),
+                Ended::Done(Err(ReadFault::Failed(failure))) => match failure.kind {
+                    FailureKind::Missing => return Ok(There::Nothing),
+                    _ if self.retry(&mut attempts, work, &failure).await => {}
+                    _ => return Err(self.failed_store(row, &failure)),
+                },
+                Ended::Late => return Err(self.late_store(work)),
+                Ended::Stopped => return Err(End::with(Outcome::Dropped, "closed")),
+            }
+        }
+    }
+
+    fn stored(&self, work: &Work, of: u64, mode: &Mode) -> End {
+        self.health.succeed(Direction::Write);
+        let mut state = lock(&self.state);
+        state.retries.earn();
+        let healed = state.foreign.remove(&of).is_some() || matches!(mode, Mode::Replace(_));
+        drop(state);
+        self.counters.healed_objects.add(u64::from(healed));
+        let metrics = &self.around.metrics;
+        metrics.bytes_written.add(count(work.item.row_bytes));
+        self.believe(work, Fact::Verified);
+        End::plain(Outcome::Ok)
+    }
+
+    fn late_store(&self, work: &Work) -> End {
+        self.note_late(&work.request);
+        End::with(Outcome::Timeout, "no answer by the deadline")
+    }
+
+    fn failed_store(&self, row: &Row, failure: &Failure) -> End {
+        self.server_failed(Direction::Write, failure, "put", &tail_of(row));
+        self.say_failed("store", failure, row);
+        let outcome = if failure.kind == FailureKind::Full {
+            Outcome::NoSpace
+        } else {
+            Outcome::IoError
+        };
+        End::with(outcome, failure.to_string())
+    }
+}

@@ -1,0 +1,124 @@
+//! Removing rows from a bucket.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvstrata_core::config::Size;
+use kvstrata_core::error::{Error, ErrorKind};
+use kvstrata_core::key::GroupId;
+use kvstrata_core::object::gc::{GcOptions, run};
+use kvstrata_core::sys::clock::{Clock, SystemClock};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::{Map, Value, json};
+
+use crate::arguments::{
+    self as named, Capacity, DryRun, Flag, Given, OlderThan, Root, RowBytes, Seconds, SizeText,
+    Text,
+};
+use crate::error::refused;
+use crate::json::{self, Manifest};
+use crate::open::{Common, ForBucket, memory};
+
+/// Removes rows from a bucket: whole idle namespaces first, then the oldest rows.
+///
+/// * ``url``, ``endpoint``, ``region``, ``addressing``, ``allow_http``, ``ca_bundle``: as for
+///   ``open_tier``, of a bucket.
+/// * ``capacity``: bytes of rows to leave: ``"10GiB"`` or an int.
+/// * ``older_than_s``: rows that were stored longer ago than so many seconds go.
+/// * ``dry_run``: nothing is removed, the report is as if.
+///
+/// Engines may go on meanwhile. Returns ``removed_rows``, ``removed_bytes``, ``failed_rows``,
+/// ``kept_rows``, ``kept_bytes`` and ``emptied``: names of namespaces without rows now. Raises
+/// ``ConfigError`` (also a ``ValueError``) when it cannot.
+#[pyfunction]
+#[pyo3(
+    signature = (
+        url, *, capacity=Given::ABSENT, older_than_s=Given::ABSENT, dry_run=Flag::FALSE,
+        endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
+        allow_http=Given::ABSENT, ca_bundle=Given::ABSENT,
+    ) -> "dict[str, Any]",
+    text_signature = "(url, *, capacity=..., older_than_s=..., dry_run=False, endpoint=..., region=..., \
+        addressing='auto', allow_http=False, ca_bundle=...)"
+)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each has a name in Python, where they are keywords"
+)]
+pub(crate) fn collect_garbage(
+    py: Python<'_>,
+    url: Root,
+    capacity: Given<SizeText<Capacity>>,
+    older_than_s: Given<Seconds<OlderThan>>,
+    dry_run: Flag<DryRun>,
+    endpoint: Given<Text<named::Endpoint>>,
+    region: Given<Text<named::Region>>,
+    addressing: Given<Text<named::Addressing>>,
+    allow_http: Given<Flag<named::AllowHttp>>,
+    ca_bundle: Given<Text<named::CaBundle>>,
+) -> PyResult<Bound<'_, PyDict>> {
+    let bucket = ForBucket {
+        endpoint,
+        region,
+        addressing,
+        allow_http,
+        ca_bundle,
+        ..ForBucket::default()
+    };
+    let collected = py.detach(|| collect(url, capacity, older_than_s, dry_run.value, bucket));
+    let report = collected.map_err(|error| refused(py, &error))?;
+    json::dict(py, &report)
+}
+
+fn collect(
+    url: Root,
+    capacity: Given<SizeText<Capacity>>,
+    older_than_s: Given<Seconds<OlderThan>>,
+    dry_run: bool,
+    bucket: ForBucket,
+) -> Result<Map<String, Value>, Error> {
+    let Root::Bucket(location) = url else {
+        return Err(Error::config("url: a bucket is expected"));
+    };
+    let capacity_bytes = match capacity.0.map(|size| size.value) {
+        Some(Size::Bytes(bytes)) => Some(bytes),
+        Some(Size::Percent(_)) => {
+            return Err(Error::config("capacity: a number of bytes is expected"));
+        }
+        None => None,
+    };
+    let what = GcOptions {
+        capacity_bytes,
+        older_than: older_than_s.0.map(|time| time.value),
+        dry_run,
+    };
+    if what.capacity_bytes.is_none() && what.older_than.is_none() {
+        return Err(Error::config(
+            "capacity: is missing, and so is older_than_s; give one",
+        ));
+    }
+    // Nothing of a namespace is opened: these stand for any.
+    let any = Common {
+        manifest: Manifest(Map::from_iter([("model".to_owned(), "any".into())])),
+        row_bytes: RowBytes(BTreeMap::from([(GroupId(0), 1)])),
+        deadline: Seconds::new(30),
+        required: true,
+        honours_busy: false,
+    };
+    let given = memory(&location);
+    let options = bucket.options(location, any)?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let report = run(&options, given, &clock, what)?;
+    let told = json!({
+        "removed_rows": report.removed_rows,
+        "removed_bytes": report.removed_bytes,
+        "failed_rows": report.failed_rows,
+        "kept_rows": report.kept_rows,
+        "kept_bytes": report.kept_bytes,
+        "emptied": report.emptied,
+    });
+    match told {
+        Value::Object(told) => Ok(told),
+        _ => Err(Error::new(ErrorKind::Data, "the report is no object")),
+    }
+}

@@ -1,0 +1,141 @@
+//! Traces and their replay.
+
+use kvstrata_core::error::{Error, ErrorKind};
+use kvstrata_core::simulate::optimum::optimum;
+use kvstrata_core::simulate::replay::{Outcome, Setting, TierSetting, replay};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{exception, raised};
+
+/// A request trace in memory.
+#[pyclass(frozen, module = "kvstrata")]
+#[derive(Debug)]
+pub(crate) struct Trace(kvstrata_core::simulate::trace::Trace);
+
+#[pymethods]
+impl Trace {
+    /// Reads a trace from the bytes of its lines.
+    ///
+    /// Raises ``ArgumentError``, with the number of the line, for anything that is not a trace.
+    #[new]
+    fn new(py: Python<'_>, text: &[u8]) -> PyResult<Self> {
+        let parsed = py.detach(|| kvstrata_core::simulate::trace::Trace::parse(text));
+        parsed.map(Self).map_err(|error| raised(py, &error))
+    }
+
+    /// The name in its header, if any.
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        self.0.name.as_deref()
+    }
+
+    /// Number of requests.
+    #[getter]
+    fn requests(&self) -> usize {
+        self.0.requests.len()
+    }
+
+    /// Number of different blocks.
+    #[getter]
+    fn unique_blocks(&self) -> u32 {
+        self.0.unique_blocks
+    }
+
+    /// Tokens of a block.
+    #[getter]
+    fn block_tokens(&self) -> u32 {
+        self.0.block_tokens
+    }
+
+    /// The blocks of each request, numbered from 0 in the order of first use.
+    fn paths(&self) -> Vec<Vec<u32>> {
+        let requests = self.0.requests.iter();
+        requests.map(|request| request.blocks().collect()).collect()
+    }
+
+    /// Blocks that the best cache of so many blocks would have found.
+    fn optimum(&self, py: Python<'_>, capacity: usize) -> u64 {
+        py.detach(|| optimum(&self.0, capacity))
+    }
+
+    /// Replays the trace; returns counts by name.
+    ///
+    /// ``each``, if a list, is given the number of blocks that each request found in the tier.
+    ///
+    /// Raises ``ConfigError`` for a policy that is not known, ``ArgumentError`` for a tier of no
+    /// blocks.
+    #[pyo3(signature = (policy, capacity, *, theta=0.0, gpu_blocks=0, below_policy=None,
+                        below_capacity=0, below_theta=0.0, head_untold=false, told_late=false, each=None))]
+    #[expect(clippy::too_many_arguments, reason = "all are named")]
+    fn replay<'py>(
+        &self,
+        py: Python<'py>,
+        policy: String,
+        capacity: usize,
+        theta: f32,
+        gpu_blocks: usize,
+        below_policy: Option<String>,
+        below_capacity: usize,
+        below_theta: f32,
+        head_untold: bool,
+        told_late: bool,
+        each: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if !(0.0..=1.0).contains(&theta) || !(0.0..=1.0).contains(&below_theta) {
+            let text = "theta is a probability: 0 to 1".to_owned();
+            return Err(exception(py, ErrorKind::Argument, text));
+        }
+        let setting = Setting {
+            tier: TierSetting {
+                policy,
+                capacity,
+                theta,
+            },
+            gpu_blocks,
+            below: below_policy.map(|policy| TierSetting {
+                policy,
+                capacity: below_capacity,
+                theta: below_theta,
+            }),
+            head_untold,
+            told_late,
+        };
+        let mut hits = Vec::new();
+        let keep = each.is_some();
+        let outcome = py.detach(|| -> Result<Outcome, Error> {
+            replay(&self.0, &setting, |found| {
+                if keep {
+                    hits.push(found);
+                }
+            })
+        });
+        let outcome = outcome.map_err(|error| raised(py, &error))?;
+        if let Some(each) = each {
+            for found in hits {
+                each.call_method1("append", (found,))?;
+            }
+        }
+        Ok(counts(py, &outcome)?.into_any())
+    }
+}
+
+fn counts<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyDict>> {
+    let counts = PyDict::new(py);
+    let named = [
+        ("requests", outcome.requests),
+        ("requested", outcome.requested),
+        ("gpu_hits", outcome.gpu_hits),
+        ("hits", outcome.hits),
+        ("below_hits", outcome.below_hits),
+        ("written", outcome.traffic.written),
+        ("evicted", outcome.traffic.evicted),
+        ("refused", outcome.traffic.refused),
+        ("below_written", outcome.below_traffic.written),
+        ("policy_bytes", outcome.policy_bytes),
+    ];
+    for (name, count) in named {
+        counts.set_item(name, count)?;
+    }
+    Ok(counts)
+}

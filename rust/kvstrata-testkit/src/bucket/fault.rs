@@ -1,0 +1,108 @@
+//! What goes wrong with a request, and with which.
+
+use std::time::Duration;
+
+/// A request's method; listings are told from reads of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// GET of an object.
+    Get,
+    /// HEAD of an object.
+    Head,
+    /// PUT of an object.
+    Put,
+    /// DELETE of an object.
+    Delete,
+    /// GET of the bucket.
+    List,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BucketFault {
+    /// It is answered after this time.
+    Latency(Duration),
+    /// The body of its answer comes so many bytes at a time, with a pause after each.
+    Trickle(usize, Duration),
+    /// The connection is reset before it is answered.
+    Reset,
+    /// The connection is reset in the middle of its answer's body, or of its own.
+    ResetHalfway,
+    /// It is answered, and the connection then neither closed nor used.
+    SlowClose,
+    /// It is answered with this status.
+    Status(u16),
+    /// It is answered with this status and this code in the body.
+    Refuse(u16, &'static str),
+    /// It is answered with this status while its body is left unread for ever.
+    EarlyStatus(u16),
+    /// Its answer's body has half of the bytes that the header says, then the connection is closed.
+    Truncate,
+    /// Its answer is of half the length, and says so.
+    Short,
+    /// One bit of its answer's body is wrong.
+    WrongBody,
+    /// It is done, and never answered.
+    NeverAnswer,
+    /// It is done, and the connection is reset instead of an answer.
+    LoseAnswer,
+}
+
+/// Which requests meet which fault.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// These methods.
+    pub methods: Vec<Method>,
+    /// Names of objects that contain this.
+    pub part: String,
+    /// What happens.
+    pub fault: BucketFault,
+    /// So many times; `None`: always.
+    pub times: Option<usize>,
+}
+
+impl Rule {
+    /// Every request by one of these methods for a row.
+    pub fn rows(methods: &[Method], fault: BucketFault) -> Self {
+        Self {
+            methods: methods.to_vec(),
+            part: "/rows/".to_owned(),
+            fault,
+            times: None,
+        }
+    }
+
+    /// Every request there is.
+    pub fn all(fault: BucketFault) -> Self {
+        Self {
+            methods: vec![
+                Method::Get,
+                Method::Head,
+                Method::Put,
+                Method::Delete,
+                Method::List,
+            ],
+            part: String::new(),
+            fault,
+            times: None,
+        }
+    }
+
+    /// The same, so many times only.
+    #[must_use]
+    pub fn times(mut self, times: usize) -> Self {
+        self.times = Some(times);
+        self
+    }
+}
+
+/// The fault that a request meets, of the first rule that is for it.
+pub(super) fn choose(rules: &mut [Rule], method: Method, name: &str) -> Option<BucketFault> {
+    let rule = rules.iter_mut().find(|rule| {
+        rule.methods.contains(&method) && name.contains(&rule.part) && rule.times != Some(0)
+    })?;
+    if let Some(times) = &mut rule.times {
+        *times -= 1;
+    }
+    Some(rule.fault)
+}

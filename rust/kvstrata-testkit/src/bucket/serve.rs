@@ -1,0 +1,210 @@
+//! One connection: requests are read, met with faults, answered.
+
+use std::fmt::Write as _;
+use std::io::{self, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use super::fault::choose;
+use super::http::{Head, read_head};
+use super::objects::{Answer, answer, list};
+use super::{BucketFault, Method, Shared, Style, locked};
+
+/// Name of the bucket.
+const NAME: &str = "bucket";
+
+/// Serves a connection until it ends.
+pub(super) fn serve(stream: &TcpStream, shared: &Shared) {
+    let _ = stream.set_nodelay(true);
+    let Ok(own) = stream.try_clone() else { return };
+    let mut reader = BufReader::new(own);
+    while let Ok(Some(head)) = read_head(&mut reader) {
+        if !matches!(one(&mut reader, stream, &head, shared), Ok(true)) {
+            return;
+        }
+    }
+}
+
+fn method_of(head: &Head, name: &str) -> Method {
+    match head.method.as_str() {
+        "PUT" => Method::Put,
+        "DELETE" => Method::Delete,
+        "HEAD" => Method::Head,
+        _ if name.is_empty() => Method::List,
+        _ => Method::Get,
+    }
+}
+
+/// Has the peer see a reset: what was sent to us is left unread, and nothing lingers.
+fn reset(stream: &TcpStream) {
+    let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Keeps a connection open, unused, until the server ends or heals.
+fn hang(stream: &TcpStream, shared: &Shared) {
+    if let Ok(own) = stream.try_clone() {
+        locked(&shared.hanging).push(own);
+    }
+    // Reading would take what the peer sends: only its end is waited for.
+    let _ = stream.set_read_timeout(Some(Duration::from_millis(20)));
+    let mut buffer = [0; 1];
+    let healed = || locked(&shared.rules).is_empty();
+    while !matches!(stream.peek(&mut buffer), Ok(0)) {
+        if healed() || shared.stop.load(Ordering::Acquire) {
+            break;
+        }
+        #[expect(clippy::disallowed_methods, reason = "a test double")]
+        thread::sleep(Duration::from_millis(5));
+    }
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// The path below the bucket, whose name stands in the path or before the host's; `None` where this
+/// server does not look for it.
+fn path_in_bucket<'head>(head: &'head Head, only: Option<&Style>) -> Option<&'head str> {
+    let host = head.header("host").unwrap_or("");
+    let in_host = host.strip_prefix(NAME).is_some_and(|h| h.starts_with('.'));
+    if in_host {
+        return (only != Some(&Style::Path)).then_some(head.path.as_str());
+    }
+    let path = head.path.strip_prefix('/')?.strip_prefix(NAME)?;
+    (only != Some(&Style::Virtual)).then_some(path)
+}
+
+/// Serves one request; false when the connection is not to be used again.
+fn one(
+    reader: &mut BufReader<TcpStream>,
+    mut stream: &TcpStream,
+    head: &Head,
+    shared: &Shared,
+) -> io::Result<bool> {
+    let Some(rest) = path_in_bucket(head, locked(&shared.only_style).as_ref()) else {
+        stream.write_all(&bytes_of(&Answer::status(404, "NoSuchBucket"), true))?;
+        return Ok(false);
+    };
+    let name = rest.trim_start_matches('/').to_owned();
+    let method = method_of(head, &name);
+    let listed = head.asked("prefix").to_owned();
+    let known = if name.is_empty() { &listed } else { &name };
+    locked(&shared.seen).push((method, known.clone()));
+    let fault = choose(&mut locked(&shared.rules), method, known);
+    match fault {
+        Some(BucketFault::Latency(time)) => {
+            #[expect(clippy::disallowed_methods, reason = "a test double")]
+            thread::sleep(time);
+        }
+        Some(BucketFault::Reset) => {
+            reset(stream);
+            return Ok(false);
+        }
+        Some(BucketFault::EarlyStatus(status)) => {
+            stream.write_all(&bytes_of(&Answer::status(status, "Early"), true))?;
+            hang(stream, shared);
+            return Ok(false);
+        }
+        _ => {}
+    }
+    let mut body = vec![0; head.length()];
+    if fault == Some(BucketFault::ResetHalfway) && method == Method::Put {
+        let half = body.len() / 2;
+        reader.read_exact(body.get_mut(..half).unwrap_or(&mut []))?;
+        reset(stream);
+        return Ok(false);
+    }
+    reader.read_exact(&mut body)?;
+    let answer = match fault {
+        Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
+        Some(BucketFault::Refuse(status, code)) => Answer::status(status, code),
+        _ if method == Method::List => list(&locked(&shared.objects), head),
+        _ => {
+            let version = shared.versions.fetch_add(1, Ordering::Relaxed);
+            let mut head = head.clone();
+            if shared.unconditional.load(Ordering::Acquire) {
+                head.headers.retain(|name, _| !name.starts_with("if-"));
+            }
+            answer(&mut locked(&shared.objects), &head, &name, body, version)
+        }
+    };
+    send(stream, shared, answer, method, fault)
+}
+
+fn send(
+    mut stream: &TcpStream,
+    shared: &Shared,
+    mut answer: Answer,
+    method: Method,
+    fault: Option<BucketFault>,
+) -> io::Result<bool> {
+    match fault {
+        Some(BucketFault::NeverAnswer) => {
+            hang(stream, shared);
+            return Ok(false);
+        }
+        Some(BucketFault::LoseAnswer) => {
+            reset(stream);
+            return Ok(false);
+        }
+        Some(BucketFault::Short) => answer.body.truncate(answer.body.len() / 2),
+        Some(BucketFault::WrongBody) => {
+            let middle = answer.body.len() / 2;
+            if let Some(byte) = answer.body.get_mut(middle) {
+                *byte ^= 0x40;
+            }
+        }
+        _ => {}
+    }
+    let head_bytes = bytes_of(&answer, false);
+    let body: &[u8] = if method == Method::Head {
+        &[]
+    } else {
+        &answer.body
+    };
+    stream.write_all(&head_bytes)?;
+    let half = body.get(..body.len() / 2).unwrap_or(&[]);
+    match fault {
+        Some(BucketFault::Truncate) => {
+            stream.write_all(half)?;
+            stream.shutdown(Shutdown::Both)?;
+            return Ok(false);
+        }
+        Some(BucketFault::ResetHalfway) => {
+            stream.write_all(half)?;
+            reset(stream);
+            return Ok(false);
+        }
+        Some(BucketFault::Trickle(bytes, pause)) => {
+            for piece in body.chunks(bytes.max(1)) {
+                stream.write_all(piece)?;
+                #[expect(clippy::disallowed_methods, reason = "a test double")]
+                thread::sleep(pause);
+            }
+        }
+        _ => stream.write_all(body)?,
+    }
+    if fault == Some(BucketFault::SlowClose) {
+        hang(stream, shared);
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// The head of an answer, and its body where that is asked for.
+fn bytes_of(answer: &Answer, with_body: bool) -> Vec<u8> {
+    let mut text = format!(
+        "HTTP/1.1 {} Status\r\nContent-Length: {}\r\n",
+        answer.status,
+        answer.body.len()
+    );
+    for (name, value) in &answer.headers {
+        let _ = write!(text, "{name}: {value}\r\n");
+    }
+    text.push_str("\r\n");
+    let mut bytes = text.into_bytes();
+    if with_body {
+        bytes.extend_from_slice(&answer.body);
+    }
+    bytes
+}
