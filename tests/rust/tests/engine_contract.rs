@@ -37,8 +37,13 @@ enum Place {
 
 /// Runs `body` with every engine on every kind of root.
 fn with_every_engine(body: impl Fn(&Case)) {
+    // On a file system made for the tests, memory would be the same as everywhere.
+    let places: &[Place] = match std::env::var_os("KVSTRATA_TEST_FILE_SYSTEM") {
+        None => &[Place::Disk, Place::Memory],
+        Some(_) => &[Place::Disk],
+    };
     for kind in Kind::ALL {
-        for place in [Place::Disk, Place::Memory] {
+        for place in places.iter().copied() {
             for direct in [Direct::Yes, Direct::No] {
                 for wrapped in [false, true] {
                     with_engine(kind, place, direct, wrapped, &body);
@@ -384,7 +389,11 @@ fn an_operation_that_is_too_late_to_start_times_out_and_one_after_the_end_is_clo
         let file = case.root.file("rows", 8192);
         let arena = leaked_arena(4096, 0).unwrap();
         let mut late = operation(1, READ, &file, 0, vec![segment(&arena, 0, 4096)]);
-        late.deadline = SystemClock.now();
+        // A thread of the engine may have read the clock a moment ago.
+        late.deadline = SystemClock
+            .now()
+            .checked_sub(Duration::from_secs(1))
+            .unwrap();
         assert_eq!(case.result(late), Err(Failure::TimedOut));
         assert!(case.engine.shutdown(SOON));
         assert!(

@@ -39,7 +39,7 @@ fn used() -> (u64, usize) {
 
 #[test]
 fn an_idle_engine_uses_no_processor_time() {
-    for (kind, threads) in [(Kind::Threads, 9), (Kind::Ring, 2)] {
+    for (kind, threads) in [(Kind::Threads, 11), (Kind::Ring, 2)] {
         let root = Root::disk();
         let completions = Completions::default();
         let engine = kind.start(&root, Direct::Yes, completions.sink());

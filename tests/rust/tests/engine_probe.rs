@@ -15,10 +15,8 @@ fn a_probe_names_what_it_found_in_one_line_and_leaves_nothing_behind() {
     for root in [Root::disk(), Root::memory()] {
         let found = probe(&root.directory, "auto").unwrap();
         let line = found.to_string();
-        assert!(
-            line.starts_with(&format!("threads on {}", found.file_system)),
-            "{line}"
-        );
+        let begin = format!("{} on {}: ", found.io_backend, found.file_system);
+        assert!(line.starts_with(&begin), "{line}");
         assert!(
             line.contains(found.io_mode()) && !line.contains('\n'),
             "{line}"
@@ -30,10 +28,30 @@ fn a_probe_names_what_it_found_in_one_line_and_leaves_nothing_behind() {
         assert_eq!(map["slot_align"], found.slot_align());
         assert_eq!(
             (&map["io_backend"], &map["io_mode"]),
-            (&"threads".into(), &found.io_mode().into())
+            (&found.io_backend.into(), &found.io_mode().into())
         );
         assert_eq!(found.summary(), line);
     }
+}
+
+#[test]
+fn auto_takes_the_ring_on_local_disks_and_threads_in_memory_and_says_why() {
+    let disk = probe(&Root::disk().directory, "auto").unwrap();
+    let is_local = ["ext4", "xfs", "btrfs", "f2fs"].contains(&disk.file_system);
+    let works = probe(&Root::disk().directory, "uring").is_ok();
+    let expected = if is_local && works {
+        "uring"
+    } else {
+        "threads"
+    };
+    assert_eq!(disk.io_backend, expected, "{disk}");
+    assert_eq!(disk.remarks.is_empty(), expected == "uring", "{disk}");
+    let memory = probe(&Root::memory().directory, "auto").unwrap();
+    assert_eq!(memory.io_backend, "threads");
+    let said = "io_uring is not taken on tmpfs unless asked for";
+    assert_eq!(memory.remarks, [said]);
+    let named = probe(&Root::memory().directory, "threads").unwrap();
+    assert!(named.remarks.is_empty(), "{named}");
 }
 
 #[test]

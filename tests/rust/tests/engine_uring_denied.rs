@@ -10,48 +10,14 @@ use engine_support::Root;
 use kvstrata_core::error::ErrorKind;
 use kvstrata_core::io::file::FileCache;
 use kvstrata_core::io::probe::probe;
+use kvstrata_core::io::start;
 use kvstrata_core::io::uring::Uring;
 use kvstrata_core::sys::clock::SystemClock;
 use kvstrata_testkit::Completions;
-
-/// From now on `call` fails with `errno` on this thread and those it starts.
-fn deny(call: libc::c_long, errno: i32) {
-    let step = |code: u32, jump_true, jump_false, operand| libc::sock_filter {
-        code: u16::try_from(code).unwrap(),
-        jt: jump_true,
-        jf: jump_false,
-        k: operand,
-    };
-    let (load, compare, end) = (
-        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-        libc::BPF_RET | libc::BPF_K,
-    );
-    let failure = libc::SECCOMP_RET_ERRNO | u32::try_from(errno).unwrap();
-    let mut steps = [
-        step(load, 0, 0, 0),
-        step(compare, 0, 1, u32::try_from(call).unwrap()),
-        step(end, 0, 0, failure),
-        step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: 4,
-        filter: steps.as_mut_ptr(),
-    };
-    #[expect(unsafe_code, reason = "no crate here sets a filter")]
-    // SAFETY: the program is valid while the call copies it; both calls concern this thread alone.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let mode = libc::SECCOMP_MODE_FILTER;
-        assert_eq!(
-            libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
-            0
-        );
-    }
-}
+use kvstrata_testkit::sandbox::{Reach, deny};
 
 fn asked_for_by_name_it_is_an_error_and_auto_goes_on(call: libc::c_long, errno: i32) {
-    deny(call, errno);
+    deny(call, errno, Reach::Thread).unwrap();
     let root = Root::disk();
     let error = probe(&root.directory, "uring").unwrap_err();
     assert_eq!(
@@ -86,4 +52,28 @@ fn a_kernel_without_rings_is_told_apart_from_one_with() {
 #[test]
 fn a_ring_that_can_be_made_but_not_used_is_found_out() {
     asked_for_by_name_it_is_an_error_and_auto_goes_on(libc::SYS_io_uring_enter, libc::EPERM);
+}
+
+#[test]
+fn a_set_up_that_is_refused_after_the_probe_starts_threads_unless_a_ring_was_asked_for() {
+    let root = Root::disk();
+    let (found, named) = (
+        probe(&root.directory, "auto").unwrap(),
+        probe(&root.directory, "uring").unwrap(),
+    );
+    assert_eq!((found.is_named, named.is_named), (false, true));
+    deny(libc::SYS_io_uring_setup, libc::ENOMEM, Reach::Thread).unwrap();
+    let try_start = |capabilities| {
+        let files = Arc::new(FileCache::new(24));
+        let sink = Completions::default().sink();
+        start(capabilities, files, Arc::new(SystemClock), sink)
+    };
+    if found.io_backend == "uring" {
+        assert_eq!(try_start(&found).unwrap().name(), "threads");
+    }
+    let error = try_start(&named).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.errno()),
+        (ErrorKind::Unavailable, Some(libc::ENOMEM))
+    );
 }

@@ -1,14 +1,11 @@
 //! Reads that a stopped FUSE daemon holds back. Needs `bindfs`; says so where it is missing.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod engine_support;
 
-use std::path::Path;
-use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
+use engine_support::mount::{Mount, drop_cache};
 use engine_support::{SOON, operation, segment};
 use kvstrata_core::io::file::FileCache;
 use kvstrata_core::io::probe::probe;
@@ -18,90 +15,13 @@ use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::{Access, Direct, Directory, ShareMode};
 use kvstrata_testkit::Completions;
 use kvstrata_testkit::memory::leaked_arena;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 const ROW: usize = 65536;
-
-/// A directory seen through a FUSE daemon of our own.
-struct Mount {
-    daemon: Child,
-    holder: tempfile::TempDir,
-}
-
-impl Mount {
-    fn new() -> Option<Self> {
-        let holder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let (below, above) = (holder.path().join("below"), holder.path().join("above"));
-        for directory in [&below, &above] {
-            Command::new("mkdir").arg(directory).status().unwrap();
-        }
-        let mut command = Command::new("bindfs");
-        command
-            .args(["-f", "--no-allow-other"])
-            .args([&below, &above]);
-        let mut mount = Self {
-            daemon: command.spawn().ok()?,
-            holder,
-        };
-        for _ in 0..500 {
-            let directory = Directory::open_root(&above, false, ShareMode::Private).ok();
-            let statistics = directory.and_then(|directory| directory.statistics().ok());
-            if statistics.is_some_and(|found| found.name == "fuse") {
-                return Some(mount);
-            }
-            if mount.daemon.try_wait().unwrap().is_some() {
-                return None;
-            }
-            SystemClock.sleep(Duration::from_millis(10));
-        }
-        None
-    }
-
-    fn path(&self) -> std::path::PathBuf {
-        self.holder.path().join("above")
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.daemon.id()).unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = self.daemon.try_wait().map(|ended| {
-            if ended.is_none() {
-                self.signal(Signal::CONT);
-                let mut unmount = Command::new("fusermount3");
-                let _ = unmount.arg("-uz").arg(self.path()).status();
-                let _ = self.daemon.wait();
-            }
-        });
-    }
-}
-
-/// Lets the next reads of the file go to the daemon.
-fn drop_cache(path: &Path) {
-    let name = path.join("rows");
-    let status = Command::new("dd")
-        .arg(format!("of={}", name.display()))
-        .args([
-            "oflag=nocache",
-            "conv=notrunc,fdatasync",
-            "count=0",
-            "status=none",
-        ])
-        .status();
-    assert!(status.unwrap().success());
-}
 
 #[test]
 fn a_read_held_by_a_dead_mount_keeps_its_slot_until_the_kernel_has_returned_it() {
     let Some(mount) = Mount::new() else {
-        #[expect(clippy::print_stdout, reason = "what a test did not do")]
-        {
-            println!("not run: bindfs cannot be mounted here");
-        }
         return;
     };
     let directory = Directory::open_root(&mount.path(), false, ShareMode::Private).unwrap();

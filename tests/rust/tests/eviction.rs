@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use kvstrata_core::eviction::request::Tag;
 use kvstrata_core::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement, create};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 
@@ -16,6 +17,10 @@ fn place(container: u32) -> Placement {
     }
 }
 
+fn tag(entry: u32) -> Tag {
+    Tag(u64::from(entry).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
 fn unprotected(_: EntryId) -> bool {
     false
 }
@@ -23,7 +28,7 @@ fn unprotected(_: EntryId) -> bool {
 fn lru_with(entries: u32) -> Box<dyn EvictionPolicy> {
     let mut policy = create("lru").unwrap();
     for entry in 0..entries {
-        policy.insert(EntryId(entry), place(0));
+        policy.insert(EntryId(entry), tag(entry), place(0));
     }
     policy
 }
@@ -54,6 +59,57 @@ fn the_tail_of_a_request_goes_first_whatever_order_its_loads_complete_in() {
         }
         assert_eq!(evict(&mut *policy, 3), Some(vec![7, 6, 5]));
     }
+}
+
+#[test]
+fn a_policy_that_is_filled_is_as_one_whose_entries_were_inserted_one_by_one() {
+    let placement = |entry: u32| Placement {
+        class: Class(u16::try_from(entry % 2).unwrap()),
+        container: ContainerId(entry % 6),
+    };
+    let coldest_first = (0..1000_u32).map(|at| at * 7 % 1000);
+    for class in [Class(0), Class(1)] {
+        let mut inserted = create("lru").unwrap();
+        for entry in coldest_first.clone() {
+            inserted.insert(EntryId(entry), tag(entry), placement(entry));
+        }
+        let mut filled = create("lru").unwrap();
+        filled.fill(
+            &mut (0..1000).map(|entry| (EntryId(entry), tag(entry), placement(entry))),
+            &mut coldest_first.clone().map(EntryId),
+        );
+        let policies = [&mut inserted, &mut filled];
+        let told = policies.map(|policy| {
+            let before = (policy.len(), policy.evictable(class), policy.coldest(class));
+            let container = policy.coldest_container(class);
+            let mut victims = Vec::new();
+            policy.pin(EntryId(2));
+            policy.pin(EntryId(3));
+            assert!(policy.evict(300, class, &unprotected, &mut victims));
+            policy.unpin(EntryId(2));
+            policy.unpin(EntryId(3));
+            assert!(policy.evict(200, class, &unprotected, &mut victims));
+            assert!(!policy.evict(1, class, &unprotected, &mut victims));
+            (before, container, victims, policy.coldest_container(class))
+        });
+        let [one, other] = told;
+        assert_eq!(one, other);
+        assert_eq!(one.2.len(), 500);
+    }
+}
+
+#[test]
+fn a_row_with_more_pins_than_are_counted_is_never_given_away() {
+    let mut policy = lru_with(2);
+    for _ in 0..70_000 {
+        policy.pin(EntryId(0));
+    }
+    for _ in 0..70_000 {
+        policy.unpin(EntryId(0));
+    }
+    assert_eq!(policy.evictable(CLASS), 1);
+    assert_eq!(evict(&mut *policy, 2), None);
+    assert_eq!(evict(&mut *policy, 1), Some(vec![1]));
 }
 
 #[test]
@@ -138,7 +194,7 @@ fn unknown_handles_and_unpins_without_a_pin_are_ignored() {
 fn the_container_offered_is_the_coldest_one_without_pinned_rows() {
     let mut policy = create("lru").unwrap();
     for entry in 0..6 {
-        policy.insert(EntryId(entry), place(entry / 2));
+        policy.insert(EntryId(entry), tag(entry), place(entry / 2));
     }
     policy.access(EntryId(0));
     assert_eq!(policy.coldest_container(CLASS), Some((ContainerId(1), 4)));
@@ -158,7 +214,7 @@ fn classes_give_up_only_their_own_rows() {
         class: Class(3),
         container: ContainerId(9),
     };
-    policy.insert(EntryId(2), other);
+    policy.insert(EntryId(2), tag(2), other);
     let mut victims = Vec::new();
     assert!(!policy.evict(2, Class(3), &unprotected, &mut victims));
     assert!(policy.evict(1, Class(3), &unprotected, &mut victims));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kvstrata_core::eviction::request::Tag;
 use kvstrata_core::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement, create};
 use proptest::prelude::*;
 
@@ -124,7 +125,7 @@ fn apply(step: &Step, model: &mut Model, policy: &mut dyn EvictionPolicy) {
                 class: class_of(container),
                 container: ContainerId(container),
             };
-            policy.insert(EntryId(entry), placement);
+            policy.insert(EntryId(entry), Tag(u64::from(entry) << 32), placement);
         }
         Step::Access(entry) => {
             model.touch(entry);

@@ -6,17 +6,20 @@
     reason = "each test binary uses a part, so no `expect` fits all"
 )]
 
+pub(crate) mod mount;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvstrata_core::buffer::Arena;
+use kvstrata_core::io::alter::Alter;
 use kvstrata_core::io::file::FileCache;
 use kvstrata_core::io::probe::probe;
 use kvstrata_core::io::threads::{Executed, Executor, FileExecutor, ThreadCounts, Threads};
 use kvstrata_core::io::uring::{Settings, Uring};
 use kvstrata_core::io::{
     Alignment, Channel, Completion, CompletionSink, DataFile, Direction, Engine, Failure, Memory,
-    Operation, OperationId, Segment,
+    Operation, OperationId, Segment, Started,
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::{Access, Direct, Directory, ShareMode};
@@ -72,8 +75,37 @@ pub(crate) enum Kind {
     Ring,
 }
 
+/// Every engine that can work: where a sandbox denies the ring, that is one less.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kinds;
+
+impl Kinds {
+    /// What `each` makes of every engine.
+    pub(crate) fn map<T>(self, each: impl FnMut(Kind) -> T) -> Vec<T> {
+        self.into_iter().map(each).collect()
+    }
+}
+
+impl IntoIterator for Kinds {
+    type Item = Kind;
+    type IntoIter = std::vec::IntoIter<Kind>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        let mut kinds = vec![Kind::Threads, Kind::Ring];
+        if ring_is_denied() {
+            kinds.retain(|kind| *kind != Kind::Ring);
+        }
+        kinds.into_iter()
+    }
+}
+
+/// Whether whoever runs the tests says that this process may not use `io_uring`.
+pub(crate) fn ring_is_denied() -> bool {
+    std::env::var_os("KVSTRATA_TEST_RING_DENIED").is_some()
+}
+
 impl Kind {
-    pub(crate) const ALL: [Self; 2] = [Self::Threads, Self::Ring];
+    pub(crate) const ALL: Kinds = Kinds;
 
     /// This engine over files, in the mode that the root's probe chose or buffered.
     pub(crate) fn start(
@@ -82,16 +114,55 @@ impl Kind {
         direct: Direct,
         sink: CompletionSink,
     ) -> Arc<dyn Engine> {
+        self.start_over(None, root, direct, sink)
+    }
+
+    /// This engine over files, through the page cache, which is to forget what went through it.
+    pub(crate) fn start_with_small_cache(self, sink: CompletionSink) -> Arc<dyn Engine> {
+        let mode = (Direct::No, Alignment::NONE);
+        let clock = Arc::new(SystemClock);
+        match self {
+            Self::Threads => {
+                Arc::new(Threads::with_mode(mode, true, files(), clock, sink).unwrap())
+            }
+            Self::Ring => {
+                let settings = Settings {
+                    small_cache: true,
+                    ..Settings::default()
+                };
+                let ring = Uring::with_settings(&settings, mode, files(), clock, sink);
+                Arc::new(ring.unwrap())
+            }
+        }
+    }
+
+    /// As [`Kind::start`], over a kernel that stumbles.
+    pub(crate) fn start_over(
+        self,
+        kernel: Option<Alter>,
+        root: &Root,
+        direct: Direct,
+        sink: CompletionSink,
+    ) -> Arc<dyn Engine> {
         match self {
             Self::Threads => {
                 let (direct, alignment) = mode(root, direct);
                 let clock = Arc::new(SystemClock);
-                let executor = FileExecutor::new(files(), clock, direct, alignment);
+                let mut executor = FileExecutor::new(files(), clock, direct, alignment);
+                if let Some(kernel) = kernel {
+                    executor = executor.with_alter(kernel);
+                }
                 let clock = Arc::new(SystemClock);
                 let counts = ThreadCounts::default();
                 Arc::new(start(Arc::new(executor), clock, counts, sink))
             }
-            Self::Ring => Arc::new(ring(root, direct, &Settings::default(), sink)),
+            Self::Ring => {
+                let settings = Settings {
+                    alter: kernel,
+                    ..Settings::default()
+                };
+                Arc::new(ring(root, direct, &settings, sink))
+            }
         }
     }
 }
@@ -146,6 +217,7 @@ pub(crate) fn operation(
     segments: Vec<Segment>,
 ) -> Operation {
     Operation {
+        started: Started::default(),
         id: OperationId(id),
         direction,
         file: Arc::clone(file),

@@ -1,0 +1,90 @@
+//! How a bucket is reached, and what is said of one that cannot be.
+#![expect(clippy::unwrap_used, reason = "a test fails where these fail")]
+
+mod object_support;
+mod tier_support;
+
+use std::sync::Arc;
+
+use kvstrata_core::job::Outcome;
+use kvstrata_core::object::options::Environment;
+use kvstrata_core::object::{Addressing, ObjectOptions};
+use kvstrata_core::tier::Tier;
+use kvstrata_testkit::memory::leaked_arena;
+use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Rule};
+use object_support::s3s_server::S3sServer;
+use object_support::{ACCESS_KEY, SECRET_KEY, open, options};
+use tier_support::keys;
+
+fn named(bucket: &Bucket, addressing: Addressing) -> ObjectOptions {
+    ObjectOptions {
+        addressing,
+        ..options(&bucket.named_endpoint())
+    }
+}
+
+/// What opening says, in words.
+fn refusal(options: ObjectOptions) -> String {
+    let arena = leaked_arena(5000, 0).unwrap();
+    let opened = Tier::open_object_shared(
+        options,
+        Arc::clone(&arena),
+        kvstrata_core::tier::Seams::default(),
+        None,
+    );
+    opened.unwrap_err().to_string()
+}
+
+#[test]
+fn addressing_is_found_out_where_the_server_takes_one_way_only() {
+    for (only, found) in [
+        (BucketStyle::Path, "path"),
+        (BucketStyle::Virtual, "virtual"),
+    ] {
+        let bucket = Bucket::start().unwrap();
+        bucket.only(only);
+        let mut harness = open(named(&bucket, Addressing::Auto), 4);
+        assert_eq!(harness.store(&keys(0..2)), [Outcome::Ok; 2]);
+        assert_eq!(harness.load(&keys(0..2)), [Outcome::Ok; 2]);
+        let told = harness.tier.capabilities().unwrap();
+        assert_eq!(told["addressing"], found);
+    }
+}
+
+#[test]
+fn an_addressing_that_was_asked_for_is_kept_to() {
+    let bucket = Bucket::start().unwrap();
+    for (asked, found) in [(Addressing::Path, "path"), (Addressing::Virtual, "virtual")] {
+        let mut harness = open(named(&bucket, asked), 4);
+        assert!(harness.store(&keys(0..1))[0].is_success());
+        let told = harness.tier.capabilities().unwrap();
+        assert_eq!(told["addressing"], found);
+    }
+    bucket.only(BucketStyle::Virtual);
+    let said = refusal(named(&bucket, Addressing::Path));
+    assert!(said.contains("there is no such bucket"), "{said}");
+}
+
+#[test]
+fn a_clock_that_differs_from_the_servers_is_named() {
+    let bucket = Bucket::start().unwrap();
+    bucket.rule(Rule::all(BucketFault::Refuse(403, "RequestTimeTooSkewed")));
+    let said = refusal(options(&bucket.endpoint()));
+    assert!(said.contains("clock differs too much"), "{said}");
+}
+
+#[test]
+fn a_wrong_secret_is_answered_403_and_no_more_than_four_characters_of_the_key_are_told() {
+    let server = S3sServer::start();
+    let mut wrong = options(&server.endpoint());
+    let Environment(variables) = &mut wrong.environment;
+    let secret = "not-the-secret-of-these-tests";
+    variables.insert("AWS_SECRET_ACCESS_KEY".into(), secret.into());
+    let said = refusal(wrong);
+    assert!(said.contains("403"), "{said}");
+    let tail = ACCESS_KEY.get(ACCESS_KEY.len() - 4..).unwrap();
+    assert!(said.contains(&format!("...{tail}")), "{said}");
+    for hidden in [secret, SECRET_KEY, ACCESS_KEY] {
+        assert!(!said.contains(hidden), "{said}");
+    }
+}

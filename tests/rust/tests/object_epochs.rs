@@ -1,0 +1,205 @@
+//! What was stored before a reset is never found after it, whoever stored it and wherever.
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails where these fail"
+)]
+
+mod object_support;
+mod tier_support;
+
+use std::time::Duration;
+
+use kvstrata_core::job::Outcome;
+use kvstrata_core::object::memory_store;
+use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
+use object_support::{eventually, found_in_the_end, open, open_given, options};
+use tier_support::{Harness, keys};
+
+fn all(outcome: Outcome, count: usize) -> Vec<Outcome> {
+    vec![outcome; count]
+}
+
+fn epoch(harness: &Harness) -> String {
+    let stats = harness.tier.stats().unwrap();
+    stats["epoch"].as_str().unwrap().to_owned()
+}
+
+fn records(bucket: &Bucket) -> Vec<String> {
+    let names = bucket.names().into_iter();
+    let records = names.filter(|name| name.contains("/epochs/"));
+    records
+        .map(|name| name.rsplit('/').next().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn a_reset_is_recorded_before_it_says_so_and_takes_the_next_number() {
+    let bucket = Bucket::start().unwrap();
+    let (one, other) = (
+        open(options(&bucket.endpoint()), 4),
+        open(options(&bucket.endpoint()), 4),
+    );
+    assert_eq!(epoch(&one), "0000000001");
+    assert_eq!(epoch(&other), "0000000001");
+    assert!(one.tier.reset().unwrap());
+    assert_eq!(records(&bucket), ["0000000001", "0000000002"]);
+    assert!(other.tier.reset().unwrap());
+    assert_eq!(
+        (epoch(&one), epoch(&other)),
+        ("0000000002".into(), "0000000003".into())
+    );
+    assert_eq!(epoch(&open(options(&bucket.endpoint()), 4)), "0000000003");
+}
+
+#[test]
+fn a_reset_that_cannot_be_recorded_serves_nothing_until_one_is() {
+    let bucket = Bucket::start().unwrap();
+    let mut quick = options(&bucket.endpoint());
+    quick.deadline = Duration::from_secs(1);
+    let mut harness = open(quick, 4);
+    let own = keys(0..2);
+    assert_eq!(harness.store(&own), all(Outcome::Ok, 2));
+    bucket.rule(Rule {
+        part: "/epochs/".to_owned(),
+        ..Rule::all(BucketFault::Status(403))
+    });
+    assert!(!harness.tier.reset().unwrap());
+    assert_eq!(
+        harness.tier.stats().unwrap()["health"],
+        "reset not recorded"
+    );
+    assert_eq!(harness.found(&own), [false; 2]);
+    assert_eq!(harness.load(&own), all(Outcome::Miss, 2));
+    assert_eq!(harness.store(&keys(5..6)), [Outcome::Dropped]);
+    bucket.heal();
+    assert!(harness.tier.reset().unwrap());
+    assert_eq!(harness.load(&own), all(Outcome::Miss, 2));
+    assert_eq!(harness.store(&own), all(Outcome::Ok, 2));
+}
+
+#[test]
+fn what_is_under_way_during_a_reset_ends_in_nothing() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open(options(&bucket.endpoint()), 16);
+    let own = keys(0..4);
+    assert_eq!(harness.store(&own), all(Outcome::Ok, 4));
+    let slow = BucketFault::Latency(Duration::from_millis(300));
+    bucket.rule(Rule::rows(&[Method::Get, Method::Put], slow));
+    let load = harness.begin_load(&own);
+    let store = harness.begin_store_at(4, &keys(10..14));
+    eventually("under way", || harness.stat("in_flight_operations") == 8);
+    assert!(harness.tier.reset().unwrap());
+    let results = harness.results(&[load, store]);
+    assert_eq!(results[0].outcomes, all(Outcome::Miss, 4));
+    assert_eq!(results[1].outcomes, all(Outcome::Dropped, 4));
+    bucket.heal();
+    let mut everything = own;
+    everything.extend(keys(10..14));
+    assert_eq!(found_in_the_end(&harness, &everything), vec![false; 8]);
+    assert_eq!(harness.load(&everything), all(Outcome::Miss, 8));
+}
+
+#[test]
+fn lost_records_bring_nothing_back() {
+    let bucket = Bucket::start().unwrap();
+    let own = keys(0..2);
+    {
+        let mut harness = open(options(&bucket.endpoint()), 4);
+        assert_eq!(harness.store(&own), all(Outcome::Ok, 2));
+        assert!(harness.tier.reset().unwrap());
+        assert_eq!(harness.store(&own[..1]), [Outcome::Ok]);
+    }
+    let names = bucket.names();
+    let lost = names.iter().filter(|name| name.contains("/epochs/"));
+    assert_eq!(
+        lost.map(|name| bucket.remove(name))
+            .filter(|gone| *gone)
+            .count(),
+        2
+    );
+    let mut harness = open(options(&bucket.endpoint()), 4);
+    assert_eq!(epoch(&harness), "0000000003");
+    assert_eq!(harness.load(&own), all(Outcome::Miss, 2));
+}
+
+#[test]
+fn where_nothing_can_be_refused_epochs_of_two_resets_differ_all_the_same() {
+    let bucket = Bucket::start().unwrap();
+    bucket.ignore_conditions();
+    let (mut one, mut other) = (
+        open(options(&bucket.endpoint()), 4),
+        open(options(&bucket.endpoint()), 4),
+    );
+    assert_eq!(one.tier.capabilities().unwrap()["conditional_put"], false);
+    assert_eq!(epoch(&one), "0000000001");
+    assert_eq!(one.store(&keys(0..2)), all(Outcome::Ok, 2));
+    // Without having been told: its header is read first.
+    assert_eq!(other.store(&keys(0..2)), all(Outcome::Present, 2));
+    assert!(one.tier.reset().unwrap() && other.tier.reset().unwrap());
+    let (first, second) = (epoch(&one), epoch(&other));
+    assert!(first.starts_with("0000000002-") && second.starts_with("0000000003-"));
+    assert_eq!(one.store(&keys(0..1)), [Outcome::Ok]);
+    assert_eq!(other.load(&keys(0..1)), [Outcome::Miss]);
+    assert_eq!(one.load(&keys(0..1)), [Outcome::Ok]);
+}
+
+#[test]
+fn a_reset_of_a_tier_that_has_not_joined_is_made_up_for() {
+    let bucket = Bucket::start().unwrap();
+    let own = keys(0..1);
+    assert_eq!(
+        open(options(&bucket.endpoint()), 4).store(&own),
+        [Outcome::Ok]
+    );
+    bucket.rule(Rule::all(BucketFault::Status(500)));
+    let mut later = options(&bucket.endpoint());
+    later.required = false;
+    let mut harness = open(later, 4);
+    assert_eq!(harness.tier.stats().unwrap()["health"], "unusable");
+    assert_eq!(harness.found(&own), [false]);
+    assert!(!harness.tier.reset().unwrap());
+    bucket.heal();
+    eventually("joined", || harness.tier.stats().unwrap()["health"] == "ok");
+    assert_eq!(epoch(&harness), "0000000002");
+    assert_eq!(harness.load(&own), [Outcome::Miss]);
+    assert_eq!(harness.store(&own), [Outcome::Ok]);
+}
+
+#[test]
+fn a_manifest_that_differs_is_refused_by_its_field() {
+    let store = memory_store();
+    drop(open_given(&store, 4));
+    let bucket = Bucket::start().unwrap();
+    drop(open(options(&bucket.endpoint()), 4));
+    let name = bucket
+        .names()
+        .into_iter()
+        .find(|name| name.ends_with("namespace.json"))
+        .unwrap();
+    let text = String::from_utf8(bucket.get(&name).unwrap()).unwrap();
+    bucket.put(&name, text.replace("bfloat16", "float32").into_bytes());
+    let refused = kvstrata_core::tier::Tier::open_object(
+        options(&bucket.endpoint()),
+        kvstrata_testkit::memory::leaked(5000, 0).unwrap(),
+    );
+    let told = refused.unwrap_err().to_string();
+    assert!(
+        told.contains("namespace.json") && told.contains("digest"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_denied_bucket_is_refused_with_the_tail_of_the_key_alone() {
+    let bucket = Bucket::start().unwrap();
+    bucket.rule(Rule::all(BucketFault::Status(403)));
+    let refused = kvstrata_core::tier::Tier::open_object(
+        options(&bucket.endpoint()),
+        kvstrata_testkit::memory::leaked(5000, 0).unwrap(),
+    );
+    let told = refused.unwrap_err().to_string();
+    assert!(told.contains("403") && told.contains("...TEST"), "{told}");
+    assert!(!told.contains(object_support::ACCESS_KEY));
+    assert!(!told.contains(object_support::SECRET_KEY));
+}

@@ -1,0 +1,268 @@
+//! Every fault with every kind of request, and with kinds of requests at once: no wrong byte, no job
+//! that ends late, no call that waits.
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "a test fails where these fail, measures and waits, and tells its figures"
+)]
+
+mod object_support;
+mod tier_support;
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvstrata_core::job::{JobResult, Outcome};
+use kvstrata_core::object::ObjectOptions;
+use kvstrata_core::object::limits::ObjectLimits;
+use kvstrata_core::tier::CircuitLimits;
+use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
+use object_support::{eventually, open_with, options, row_names};
+use tier_support::{Harness, keys};
+
+const METHODS: [Method; 4] = [Method::Get, Method::Put, Method::List, Method::Head];
+const LOOKUP_WAIT: Duration = Duration::from_millis(300);
+
+/// The faults, in times of the deadline where they take time.
+fn faults(deadline: Duration) -> Vec<BucketFault> {
+    vec![
+        BucketFault::Latency(deadline / 5),
+        BucketFault::Latency(deadline * 3),
+        // A slow network that makes it, and one that does not.
+        BucketFault::Trickle(2000, deadline / 100),
+        BucketFault::Trickle(1, deadline / 2),
+        BucketFault::Reset,
+        BucketFault::ResetHalfway,
+        BucketFault::SlowClose,
+        BucketFault::Status(500),
+        BucketFault::Status(503),
+        BucketFault::Status(429),
+        BucketFault::Status(403),
+        BucketFault::Status(404),
+        BucketFault::EarlyStatus(503),
+        BucketFault::Truncate,
+        BucketFault::Short,
+        BucketFault::WrongBody,
+        BucketFault::NeverAnswer,
+        BucketFault::LoseAnswer,
+    ]
+}
+
+/// What is wrong in one run.
+#[derive(Clone, Debug)]
+struct Trouble {
+    methods: Vec<Method>,
+    fault: BucketFault,
+    /// A second fault that hits the same requests in turns with the first.
+    other: Option<BucketFault>,
+}
+
+/// How a run went: the longest job, in deadlines, and the longest call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    job: f64,
+    call: Duration,
+}
+
+impl Times {
+    fn call<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let done = work();
+        self.call = self.call.max(begun.elapsed());
+        done
+    }
+
+    fn worst(self, other: Self) -> Self {
+        Self {
+            job: self.job.max(other.job),
+            call: self.call.max(other.call),
+        }
+    }
+}
+
+fn hasty(bucket: &Bucket, deadline: Duration) -> ObjectOptions {
+    let mut hasty = options(&bucket.endpoint());
+    hasty.deadline = deadline;
+    hasty.limits = ObjectLimits {
+        retry_pause: Duration::from_millis(5),
+        lookup_wait: LOOKUP_WAIT,
+        ..hasty.limits
+    };
+    hasty
+}
+
+fn open(bucket: &Bucket, deadline: Duration) -> Harness {
+    // A circuit that never opens: each fault is met again and again.
+    let patient = CircuitLimits {
+        failures_max: u32::MAX,
+        ..CircuitLimits::default()
+    };
+    let mut hasty = hasty(bucket, deadline);
+    // Opening takes several requests, for which a busy machine may need longer.
+    hasty.required = false;
+    let harness = open_with(hasty, 24, None, patient);
+    eventually("open", || harness.tier.stats().unwrap()["health"] == "ok");
+    harness
+}
+
+/// Looks keys up until there is an answer; it has to come soon after the bound.
+fn look_up(harness: &Harness, numbers: std::ops::Range<u64>, times: &mut Times) {
+    let begun = Instant::now();
+    let wanted = keys(numbers);
+    loop {
+        let found = times.call(|| harness.tier.lookup(&wanted).unwrap());
+        if found.iter().all(Option::is_some) {
+            return;
+        }
+        let took = begun.elapsed();
+        assert!(took < LOOKUP_WAIT * 10, "{took:?}: {found:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn finish(harness: &Harness, jobs: &[u64], times: &mut Times) -> Vec<JobResult> {
+    let mut found: Vec<JobResult> = Vec::new();
+    let begun = Instant::now();
+    while found.len() < jobs.len() {
+        found.extend(times.call(|| harness.tier.poll().unwrap()));
+        times.call(|| harness.tier.stats().unwrap());
+        assert!(begun.elapsed() < Duration::from_mins(1), "{found:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
+    let place = |result: &JobResult| jobs.iter().position(|job| *job == result.job_id);
+    found.sort_by_key(place);
+    found
+}
+
+/// One run: rows are there; then lookups, a load and a store meet the trouble; then it is over.
+fn run(trouble: &Trouble, deadline: Duration) -> Times {
+    let bucket = Bucket::start().unwrap();
+    let mut times = Times::default();
+    let calm = || open(&bucket, Duration::from_secs(20));
+    assert_eq!(calm().store(&keys(0..8)), vec![Outcome::Ok; 8]);
+    // This one knows nothing of them.
+    let mut harness = open(&bucket, deadline);
+    if let Some(other) = trouble.other {
+        for _ in 0..4 {
+            bucket.rule(Rule::rows(&trouble.methods, other).times(1));
+            bucket.rule(Rule::rows(&trouble.methods, trouble.fault).times(1));
+        }
+    }
+    bucket.rule(Rule::rows(&trouble.methods, trouble.fault));
+    harness.wipe();
+    let load = times.call(|| harness.begin_load(&keys(0..8)));
+    let store = times.call(|| harness.begin_store_at(8, &keys(100..108)));
+    look_up(&harness, 0..16, &mut times);
+    look_up(&harness, 100..108, &mut times);
+    times.call(|| harness.tier.touch(&keys(0..8)).unwrap());
+    let results = finish(&harness, &[load, store], &mut times);
+    for result in &results {
+        times.job = times
+            .job
+            .max(result.duration.as_secs_f64() / deadline.as_secs_f64());
+    }
+    for (slot, key) in keys(0..8).iter().enumerate() {
+        if results[0].outcomes[slot] == Outcome::Ok {
+            assert!(harness.holds(slot, key), "{trouble:?}: wrong bytes");
+        }
+    }
+    bucket.heal();
+    eventually("requests are over", || harness.stat("in_flight_bytes") == 0);
+    // Slots are used again at once: nothing that was still being sent from them is ever served.
+    let good = |outcome: &Outcome| outcome.is_success();
+    for own in [keys(0..8), keys(100..108)] {
+        let again = harness.store(&own);
+        assert!(again.iter().all(good), "{trouble:?}: {again:?}");
+        let mut fresh = calm();
+        let loaded = fresh.load(&own);
+        assert_eq!(loaded, vec![Outcome::Ok; 8], "{trouble:?}");
+    }
+    assert_eq!(row_names(&bucket).len(), 16, "{trouble:?}");
+    times
+}
+
+/// Runs all troubles, so many at a time.
+fn run_all(troubles: Vec<Trouble>, deadline: Duration, at_a_time: usize) -> Times {
+    let count = troubles.len();
+    let queue = Mutex::new(VecDeque::from(troubles));
+    let worst = Mutex::new((Times::default(), None));
+    thread::scope(|scope| {
+        for _ in 0..at_a_time {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap().pop_front();
+                    let Some(trouble) = next else { return };
+                    let times = run(&trouble, deadline);
+                    let mut worst = worst.lock().unwrap();
+                    if times.job > worst.0.job {
+                        worst.1 = Some(trouble);
+                    }
+                    worst.0 = worst.0.worst(times);
+                }
+            });
+        }
+    });
+    let (worst, slowest) = worst.into_inner().unwrap();
+    eprintln!(
+        "{count} troubles: the longest job took {:.3} deadlines ({slowest:?}), the longest call {:?}",
+        worst.job, worst.call
+    );
+    worst
+}
+
+#[test]
+fn each_fault_of_each_kind_of_request_and_of_all_costs_rows_only() {
+    let deadline = Duration::from_secs(1);
+    let mut troubles = Vec::new();
+    for fault in faults(deadline) {
+        for methods in METHODS.chunks(1).chain([&METHODS[..]]) {
+            troubles.push(Trouble {
+                methods: methods.to_vec(),
+                fault,
+                other: None,
+            });
+        }
+    }
+    let worst = run_all(troubles, deadline, 12);
+    // 1.2 is what is promised; a busy machine may not get round to it.
+    assert!(worst.job <= 3.6, "{worst:?}");
+    assert!(worst.call < deadline, "{worst:?}");
+}
+
+#[test]
+#[ignore = "takes minutes: every set of kinds of requests, and every pair of faults"]
+fn every_set_of_requests_with_every_pair_of_faults_keeps_its_deadline() {
+    let deadline = Duration::from_secs(2);
+    let mut troubles = Vec::new();
+    for set in 1_usize..1 << METHODS.len() {
+        let methods: Vec<Method> = (0..METHODS.len())
+            .filter(|at| set & (1 << at) != 0)
+            .map(|at| METHODS[at])
+            .collect();
+        for fault in faults(deadline) {
+            troubles.push(Trouble {
+                methods: methods.clone(),
+                fault,
+                other: None,
+            });
+        }
+    }
+    for fault in faults(deadline) {
+        for other in faults(deadline) {
+            if fault != other {
+                troubles.push(Trouble {
+                    methods: METHODS.to_vec(),
+                    fault,
+                    other: Some(other),
+                });
+            }
+        }
+    }
+    let worst = run_all(troubles, deadline, 8);
+    assert!(worst.job <= 1.2, "{worst:?}");
+    assert!(worst.call < deadline / 10, "{worst:?}");
+}

@@ -1,0 +1,120 @@
+//! An object tier over a leaked arena, and the servers it is tried on.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::allow_attributes,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::as_conversions,
+    clippy::disallowed_methods,
+    clippy::missing_panics_doc,
+    missing_docs,
+    reason = "shared by several test programs, each of which uses a part"
+)]
+
+pub mod s3s_server;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kvstrata_core::key::{GroupId, Key};
+use kvstrata_core::object::options::Environment;
+use kvstrata_core::object::{Addressing, Location, ObjectOptions, Store};
+use kvstrata_core::tier::{CircuitLimits, Seams, Tier};
+use kvstrata_testkit::Bucket;
+use kvstrata_testkit::memory::leaked_arena;
+
+use crate::tier_support::{Harness, ROW_BYTES, identity};
+
+/// Credentials that the servers of these tests take.
+pub const ACCESS_KEY: &str = "AKIAKVSTRATATEST";
+pub const SECRET_KEY: &str = "the-secret-of-these-tests";
+
+/// Options for a bucket named `bucket` on a server of this machine.
+pub fn options(endpoint: &str) -> ObjectOptions {
+    let environment = BTreeMap::from([
+        ("AWS_ACCESS_KEY_ID".to_owned(), ACCESS_KEY.to_owned()),
+        ("AWS_SECRET_ACCESS_KEY".to_owned(), SECRET_KEY.to_owned()),
+    ]);
+    ObjectOptions {
+        location: Location::parse("s3://bucket/some/prefix").unwrap().unwrap(),
+        identity: identity(),
+        row_bytes: BTreeMap::from([
+            (GroupId(0), ROW_BYTES as u64),
+            (GroupId(7), ROW_BYTES as u64),
+        ]),
+        endpoint: Some(endpoint.to_owned()),
+        region: Some("us-east-1".to_owned()),
+        addressing: Addressing::Path,
+        allow_http: true,
+        ca_bundle: None,
+        deadline: Duration::from_secs(20),
+        required: true,
+        environment: Environment(environment),
+        limits: kvstrata_core::object::limits::ObjectLimits::default(),
+    }
+}
+
+/// Options for a client that the test gives.
+pub fn given_options() -> ObjectOptions {
+    let mut options = options("http://127.0.0.1:1");
+    options.location = Location::parse("memory://bucket/some/prefix")
+        .unwrap()
+        .unwrap();
+    options.endpoint = None;
+    options
+}
+
+pub fn open(options: ObjectOptions, slots: usize) -> Harness {
+    open_with(options, slots, None, CircuitLimits::default())
+}
+
+pub fn open_given(store: &Store, slots: usize) -> Harness {
+    let given = Some(Store::clone(store));
+    open_with(given_options(), slots, given, CircuitLimits::default())
+}
+
+pub fn open_with(
+    options: ObjectOptions,
+    slots: usize,
+    given: Option<Store>,
+    circuit: CircuitLimits,
+) -> Harness {
+    let row_bytes = usize::try_from(*options.row_bytes.values().max().unwrap()).unwrap();
+    let arena = leaked_arena(slots * row_bytes, 0).unwrap();
+    let seams = Seams {
+        circuit,
+        ..Seams::default()
+    };
+    let tier =
+        Tier::open_object_shared(options, std::sync::Arc::clone(&arena), seams, given).unwrap();
+    Harness::around(tier, arena, row_bytes)
+}
+
+/// What lookups say in the end: until every key has an answer.
+pub fn found_in_the_end(harness: &Harness, keys: &[Key]) -> Vec<bool> {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let found = harness.tier.lookup(keys).unwrap();
+        if found.iter().all(Option::is_some) {
+            return found.into_iter().map(Option::unwrap).collect();
+        }
+        assert!(Instant::now() < until, "no answer: {found:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a condition holds.
+pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < until, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Names of the rows in a bucket.
+pub fn row_names(bucket: &Bucket) -> Vec<String> {
+    let names = bucket.names().into_iter();
+    names.filter(|name| name.contains("/rows/")).collect()
+}
