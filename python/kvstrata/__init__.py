@@ -3,7 +3,16 @@
 Importing this package imports neither vLLM nor torch and starts no threads.
 """
 
-from kvstrata._native import JobResult, Tier, __version__, open_tier
+from kvstrata._native import (
+    Fingerprint,
+    JobResult,
+    Tier,
+    __version__,
+    collect_garbage,
+    manifest_differences,
+    manifest_digest,
+    open_tier,
+)
 from kvstrata.errors import ArgumentError, BusyError, ClosedError, ConfigError, KVStrataError
 
 __all__ = [
@@ -11,9 +20,13 @@ __all__ = [
     "BusyError",
     "ClosedError",
     "ConfigError",
+    "Fingerprint",
     "JobResult",
     "KVStrataError",
     "Tier",
     "__version__",
+    "collect_garbage",
+    "manifest_differences",
+    "manifest_digest",
     "open_tier",
 ]

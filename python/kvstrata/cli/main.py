@@ -8,6 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvstrata.cli.demo import command as demo
+from kvstrata.cli.gc import command as gc
+from kvstrata.cli.ls import command as ls
+from kvstrata.cli.simulate import command as simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +25,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvstrata {_version()}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.add_parser(subparsers)
+    ls.add_parser(subparsers)
+    gc.add_parser(subparsers)
+    simulate.add_parser(subparsers)
     return parser
 
 

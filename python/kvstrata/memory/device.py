@@ -8,36 +8,65 @@ that made them.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from kvstrata.memory.layout import IntArray
+    from collections.abc import Iterable, Sequence
+
+    from kvstrata.memory.placement import IntArray
 
 
 @dataclass(frozen=True)
 class PageCopy:
-    """Pages of one tensor that move between blocks and slots.
+    """Pieces of equal size of one tensor that move between its blocks and the arena.
 
-    `slots` is ``(chunks, blocks_per_chunk, page)``, `blocks` is ``(blocks, page)``, both int8 with
-    bytes at stride 1. Page `i` is ``slots[chunk_ids[i], sub_blocks[i]]`` on one side and
-    ``blocks[block_ids[i]]`` on the other; `page_bytes` bytes are copied.
+    `arena` is flat and on the host, `blocks` is ``(blocks, page)``, both int8 with bytes at stride
+    1. Piece `i` is `size` bytes at `positions[i]` of the arena on one side, and at `block_offset`
+    of block `block_ids[i]` on the other.
     """
 
-    slots: torch.Tensor
+    arena: torch.Tensor
     blocks: torch.Tensor
-    chunk_ids: IntArray
-    sub_blocks: IntArray
+    positions: IntArray
     block_ids: IntArray
-    page_bytes: int
-    page_offset: int = 0
+    size: int
+    block_offset: int = 0
 
     @property
-    def span(self) -> slice:
-        """The bytes of a page that are copied."""
-        return slice(self.page_offset, self.page_offset + self.page_bytes)
+    def total(self) -> int:
+        """Bytes of all pieces."""
+        return self.size * len(self.block_ids)
+
+    def cut(self, every: int) -> list[PageCopy]:
+        """The same bytes in pieces none of which crosses a multiple of `every` in the arena."""
+        ends = (self.positions + self.size - 1) // every
+        crossing = np.flatnonzero(ends != self.positions // every)
+        if not len(crossing):
+            return [self]
+        whole = np.setdiff1d(np.arange(len(self.positions)), crossing)
+        cuts = [
+            replace(self, positions=self.positions[whole], block_ids=self.block_ids[whole])
+        ] * bool(len(whole))
+        for index in crossing.tolist():
+            start, stop = int(self.positions[index]), int(self.positions[index]) + self.size
+            edges = [start, *range((start // every + 1) * every, stop, every), stop]
+            cuts += [
+                replace(
+                    self,
+                    positions=np.array([left], dtype=np.int64),
+                    block_ids=self.block_ids[index : index + 1],
+                    size=right - left,
+                    block_offset=self.block_offset + left - start,
+                )
+                for left, right in pairwise(edges)
+            ]
+        return cuts
 
 
 class DeviceEvent(Protocol):
@@ -59,11 +88,11 @@ class CopyStream(Protocol):
     def after(self, event: DeviceEvent) -> None:
         """Let nothing queued from now on start before `event`."""
 
-    def to_slots(self, copy: PageCopy) -> None:
-        """Queue a copy from blocks to slots."""
+    def to_slots(self, copies: Sequence[PageCopy]) -> None:
+        """Queue copies from blocks to slots."""
 
-    def to_blocks(self, copy: PageCopy) -> None:
-        """Queue a copy from slots to blocks."""
+    def to_blocks(self, copies: Sequence[PageCopy]) -> None:
+        """Queue copies from slots to blocks."""
 
     def mark(self) -> DeviceEvent:
         """Record a point behind everything queued so far."""
@@ -105,27 +134,29 @@ class HostStream:
         """Let nothing queued from now on start before `event`."""
         event.wait()
 
-    def to_slots(self, copy: PageCopy) -> None:
-        """Copy pages from blocks to slots."""
-        chunks, subs, blocks = _host_indices(copy)
-        copy.slots[chunks, subs, copy.span] = copy.blocks[blocks, copy.span]
+    def to_slots(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pieces from blocks to slots."""
+        for copy in copies:
+            arena, blocks = copy.arena.numpy(), copy.blocks.numpy()
+            size, first = copy.size, copy.block_offset
+            for position, block in _pieces(copy):
+                arena[position : position + size] = blocks[block, first : first + size]
 
-    def to_blocks(self, copy: PageCopy) -> None:
-        """Copy pages from slots to blocks."""
-        chunks, subs, blocks = _host_indices(copy)
-        copy.blocks[blocks, copy.span] = copy.slots[chunks, subs, copy.span]
+    def to_blocks(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pieces from slots to blocks."""
+        for copy in copies:
+            arena, blocks = copy.arena.numpy(), copy.blocks.numpy()
+            size, first = copy.size, copy.block_offset
+            for position, block in _pieces(copy):
+                blocks[block, first : first + size] = arena[position : position + size]
 
     def mark(self) -> DeviceEvent:
         """A point behind everything queued so far."""
         return HostEvent()
 
 
-def _host_indices(copy: PageCopy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        torch.from_numpy(copy.chunk_ids),
-        torch.from_numpy(copy.sub_blocks),
-        torch.from_numpy(copy.block_ids),
-    )
+def _pieces(copy: PageCopy) -> Iterable[tuple[int, int]]:
+    return zip(copy.positions.tolist(), copy.block_ids.tolist(), strict=True)
 
 
 class HostDevice:
@@ -143,10 +174,17 @@ class HostDevice:
         return HostEvent()
 
 
+# Copies `sizes[i]` bytes from address `sources[i]` to `targets[i]`, for all `i`, on the current
+# stream, in one call; three int64 tensors on the host.
+BatchCopy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
 class AcceleratorEvent:
     """A timed event of torch's device module (CUDA, and what has the same interface)."""
 
-    def __init__(self, module: Any, stream: Any) -> None:
+    def __init__(self, module: Any, stream: Any, kept: Sequence[torch.Tensor] = ()) -> None:
+        # What copies before this point read on the host, alive as long as someone asks for it.
+        self.kept = tuple(kept)
         self.event: Any = module.Event(enable_timing=True)
         self.event.record(stream)
 
@@ -166,15 +204,18 @@ class AcceleratorEvent:
 
 
 class AcceleratorStream:
-    """A stream of torch's device module; one asynchronous copy per page.
+    """A stream of torch's device module.
 
-    Every copy is of one contiguous run on both sides: a strided copy between devices would go
+    With `batch` all pieces of a job are one call, without it each is an asynchronous copy of its
+    own. Every piece is one contiguous run on both sides: a strided copy between devices would go
     through temporaries, whose lifetime and blocking behaviour are torch's, not ours.
     """
 
-    def __init__(self, module: Any, device: torch.device) -> None:
+    def __init__(self, module: Any, device: torch.device, batch: BatchCopy | None = None) -> None:
         self.module = module
         self.stream: Any = module.Stream(device=device)
+        self._batch = batch
+        self._kept: list[torch.Tensor] = []
 
     def after(self, event: DeviceEvent) -> None:
         """Let nothing queued from now on start before `event`."""
@@ -183,54 +224,81 @@ class AcceleratorStream:
         else:
             event.wait()
 
-    def to_slots(self, copy: PageCopy) -> None:
-        """Copy pages from blocks to slots."""
+    def to_slots(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pieces from blocks to slots."""
         with self.module.stream(self.stream):
-            for slot, block in _pages(copy):
+            if self._batch is not None and copies:
+                slots, blocks, sizes = addresses(copies)
+                self._kept += [slots, blocks, sizes]
+                self._batch(blocks, slots, sizes)
+                return
+            for slot, block in _views(copies):
                 slot.copy_(block, non_blocking=True)
 
-    def to_blocks(self, copy: PageCopy) -> None:
-        """Copy pages from slots to blocks."""
+    def to_blocks(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pieces from slots to blocks."""
         with self.module.stream(self.stream):
-            for slot, block in _pages(copy):
+            if self._batch is not None and copies:
+                slots, blocks, sizes = addresses(copies)
+                self._kept += [slots, blocks, sizes]
+                self._batch(slots, blocks, sizes)
+                return
+            for slot, block in _views(copies):
                 block.copy_(slot, non_blocking=True)
 
     def mark(self) -> DeviceEvent:
         """A point behind everything queued so far."""
-        return AcceleratorEvent(self.module, self.stream)
+        kept, self._kept = self._kept, []
+        return AcceleratorEvent(self.module, self.stream, kept)
 
 
-def _pages(copy: PageCopy) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    indices = zip(
-        copy.chunk_ids.tolist(), copy.sub_blocks.tolist(), copy.block_ids.tolist(), strict=True
-    )
-    span = copy.span
-    return [
-        (copy.slots[chunk, sub, span], copy.blocks[block, span]) for chunk, sub, block in indices
+def addresses(copies: Sequence[PageCopy]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Addresses of all pieces in the arena, in the blocks, and their sizes, as int64 tensors."""
+    slots = [copy.positions + copy.arena.data_ptr() for copy in copies]
+    blocks = [
+        copy.block_ids * copy.blocks.stride(0) + (copy.blocks.data_ptr() + copy.block_offset)
+        for copy in copies
     ]
+    sizes = [np.full(len(copy.block_ids), copy.size, dtype=np.int64) for copy in copies]
+    parts = [torch.from_numpy(np.concatenate(each)) for each in (slots, blocks, sizes)]
+    return parts[0], parts[1], parts[2]
+
+
+def _views(copies: Sequence[PageCopy]) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    for copy in copies:
+        size, first = copy.size, copy.block_offset
+        for position, block in _pieces(copy):
+            yield (
+                copy.arena[position : position + size],
+                copy.blocks[block, first : first + size],
+            )
 
 
 class AcceleratorDevice:
     """KV tensors on an accelerator."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, batch: BatchCopy | None = None) -> None:
         self.device = device
         self.module: Any = torch.get_device_module(device)
+        self._batch = batch
 
     def open_stream(self) -> CopyStream:
         """A stream of our own."""
-        return AcceleratorStream(self.module, self.device)
+        return AcceleratorStream(self.module, self.device, self._batch)
 
     def mark_compute(self) -> DeviceEvent:
         """A point behind the model's work so far."""
         return AcceleratorEvent(self.module, self.module.current_stream(self.device))
 
 
-def device_of(tensors: list[torch.Tensor]) -> CopyDevice:
-    """The device all of `tensors` are on; :class:`ValueError` where they are on several."""
+def device_of(tensors: Sequence[torch.Tensor], batch: BatchCopy | None = None) -> CopyDevice:
+    """The device all of `tensors` are on; :class:`ValueError` where they are on several.
+
+    `batch` is how an accelerator copies many pieces at once, where someone knows how.
+    """
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
         msg = f"KV tensors on {len(devices)} devices: {sorted(map(str, devices))}"
         raise ValueError(msg)
     device = devices.pop()
-    return HostDevice() if device.type == "cpu" else AcceleratorDevice(device)
+    return HostDevice() if device.type == "cpu" else AcceleratorDevice(device, batch)

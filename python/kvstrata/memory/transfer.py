@@ -21,16 +21,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvstrata.memory.device import CopyStream, DeviceEvent, PageCopy, device_of
 from kvstrata.memory.layout import LayoutError
+from kvstrata.memory.spans import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from kvstrata.memory.device import CopyDevice
-    from kvstrata.memory.layout import Placement, SlotLayout
+    from kvstrata.memory.layout import ByteRange, Layout
+    from kvstrata.memory.placement import IntArray, Placement
 
 
 class Direction(StrEnum):
@@ -54,7 +58,7 @@ class Finished:
 class _Job:
     job_id: int
     direction: Direction
-    chunks: frozenset[int]
+    spans: Spans
     size_bytes: int
     start: DeviceEvent
     end: DeviceEvent
@@ -72,15 +76,18 @@ class BlockTransfers:
     """Copies between `blocks`, one int8 ``(blocks, page)`` per KV tensor, and slots of `arena`.
 
     `arena` is the flat int8 tensor of all slots, on the host. Both are only read and written
-    through views made here.
+    through views made here. Where the arena is registered with the device piece by piece,
+    `never_across` is a distance such that no multiple of it is crossed by one copy.
     """
 
     def __init__(
         self,
-        layout: SlotLayout,
+        layout: Layout,
         arena: torch.Tensor,
         blocks: Sequence[torch.Tensor],
         device: CopyDevice | None = None,
+        *,
+        never_across: int | None = None,
     ) -> None:
         """Make the views.
 
@@ -93,27 +100,31 @@ class BlockTransfers:
         self._blocks: list[torch.Tensor] = list(blocks)
         self._check_tensors()
         self._device: CopyDevice = device_of(self._blocks) if device is None else device
-        self.slot_count = arena.numel() // layout.slot_bytes
-        self._slots: list[torch.Tensor] = [
-            arena.as_strided(
-                (self.slot_count, layout.blocks_per_chunk, page),
-                (layout.slot_bytes, page, 1),
-                arena.storage_offset() + layout.tensor_offset(index),
-            )
-            for index, page in enumerate(layout.tensor_page_bytes)
-        ]
-        self._area: torch.Tensor = arena.as_strided(
-            (self.slot_count, layout.area_bytes),
-            (layout.slot_bytes, 1),
-            arena.storage_offset() + layout.area_offset,
-        )
+        self._bytes: npt.NDArray[np.int8] = arena.numpy()
+        self._never_across = never_across
         self._stores = _Lane(self._device.open_stream())
         self._loads = _Lane(self._device.open_stream())
         self._expedited = _Lane(self._device.open_stream())
+        self._ended: list[Finished] = []
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where block 0 of each KV tensor lies in memory."""
+        return tuple(int(tensor.data_ptr()) for tensor in self._blocks)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all slots together."""
+        return int(self._arena.numel())
+
+    @property
+    def block_counts(self) -> tuple[int, ...]:
+        """Blocks of each KV tensor."""
+        return tuple(int(tensor.shape[0]) for tensor in self._blocks)
 
     def _check_tensors(self) -> None:
-        if len(self._blocks) != len(self.layout.tensor_page_bytes):
-            msg = f"{len(self._blocks)} tensors, {len(self.layout.tensor_page_bytes)} in the layout"
+        if len(self._blocks) != len(self.layout.block_pages):
+            msg = f"{len(self._blocks)} tensors, {len(self.layout.block_pages)} in the layout"
             raise LayoutError(msg)
         if (
             self._arena.dtype != torch.int8
@@ -123,7 +134,7 @@ class BlockTransfers:
             msg = "the arena has to be a flat int8 tensor on the host"
             raise LayoutError(msg)
         for index, (tensor, page) in enumerate(
-            zip(self._blocks, self.layout.tensor_page_bytes, strict=True)
+            zip(self._blocks, self.layout.block_pages, strict=True)
         ):
             fits = tensor.dtype == torch.int8 and tensor.dim() == 2 and tensor.shape[1] == page  # noqa: PLR2004
             if not fits or tensor.stride(1) != 1:
@@ -143,19 +154,20 @@ class BlockTransfers:
         # Errors
         :class:`LayoutError` where an id is out of range: nothing was copied then.
         """
-        self._check_ids(placements)
-        chunks = _chunks(placements)
-        self._wait_for_chunks(chunks)
+        self._check(placements)
+        spans = self._spans(placements)
+        self._wait_for(spans)
         compute = self._device.mark_compute()
         for placement in placements:
             self._zero_gaps(placement)
         lane = self._stores
         lane.stream.after(compute)
         start = lane.stream.mark()
-        for placement in placements:
-            for copy in self._copies(placement):
-                lane.stream.to_slots(copy)
-        self._queue(lane, job_id, Direction.STORE, placements, start)
+        copies = [copy for p in placements for copy in self._copies(p, Direction.STORE)]
+        lane.stream.to_slots(copies)
+        size = sum(copy.total for copy in copies)
+        job = _Job(job_id, Direction.STORE, spans, size, start, lane.stream.mark())
+        lane.jobs.append(job)
 
     def load(
         self, job_id: int, placements: Sequence[Placement], *, expedited: bool = False
@@ -165,18 +177,18 @@ class BlockTransfers:
         # Errors
         :class:`LayoutError` where an id is out of range: nothing was copied then.
         """
-        self._check_ids(placements)
+        self._check(placements)
         lane = self._expedited if expedited else self._loads
         lane.stream.after(self._device.mark_compute())
         start = lane.stream.mark()
-        for placement in placements:
-            for copy in self._copies(placement):
-                lane.stream.to_blocks(copy)
-        self._queue(lane, job_id, Direction.LOAD, placements, start)
+        copies = [copy for p in placements for copy in self._copies(p, Direction.LOAD)]
+        lane.stream.to_blocks(copies)
+        size, end = sum(copy.total for copy in copies), lane.stream.mark()
+        lane.jobs.append(_Job(job_id, Direction.LOAD, self._spans(placements), size, start, end))
 
     def finished(self) -> list[Finished]:
         """Jobs that ended since the last call, each of them once."""
-        ended = []
+        ended, self._ended = self._ended, []
         for lane in self._lanes:
             while lane.jobs and lane.jobs[0].end.done():
                 job = lane.jobs.popleft()
@@ -197,79 +209,98 @@ class BlockTransfers:
             for job in lane.jobs:
                 job.end.wait()
 
+    def succeed(self, other: BlockTransfers) -> None:
+        """Finish what another one has in flight, report it from here, and close the other."""
+        other.drain()
+        self._ended += other.finished()
+        other.close()
+
     def close(self) -> None:
         """Drain and drop every view, so that the arena can be unmapped and the KV tensors freed."""
         self.drain()
         for lane in self._lanes:
             lane.jobs.clear()
-        self._slots.clear()
         self._blocks.clear()
-        self._arena = self._area = torch.empty(0, dtype=torch.int8)
+        self._arena = torch.empty(0, dtype=torch.int8)
+        self._bytes = np.empty(0, dtype=np.int8)
 
-    def _copies(self, placement: Placement) -> list[PageCopy]:
-        return [
-            PageCopy(
-                slots=self._slots[ref.tensor_index],
-                blocks=self._blocks[ref.tensor_index],
-                chunk_ids=placement.chunk_ids,
-                sub_blocks=placement.sub_blocks,
-                block_ids=placement.block_ids,
-                page_bytes=ref.page_bytes,
-                page_offset=ref.page_offset,
-            )
-            for ref in self.layout.groups[placement.group_index]
-        ]
+    def _copies(self, placement: Placement, direction: Direction) -> list[PageCopy]:
+        copies = []
+        row = self.layout.rows[placement.group_index]
+        for page in row.pages:
+            ref, share = page.ref, page.ref.share
+            slots, subs, blocks = placement.slots, placement.sub_blocks, placement.block_ids
+            if direction is Direction.STORE and share is not None and share.writers > 1:
+                numbers = slots // row.slot_bytes * self.layout.blocks_per_chunk + subs
+                mine = numbers % share.writers == share.writer
+                slots, subs, blocks = slots[mine], subs[mine], blocks[mine]
+            if not len(blocks):
+                continue
+            pages = slots + page.first + subs * page.stride
+            copies += [
+                PageCopy(
+                    arena=self._arena,
+                    blocks=self._blocks[ref.tensor_index],
+                    positions=pages + (run.slot_offset - ref.page_offset),
+                    block_ids=blocks,
+                    size=run.size,
+                    block_offset=run.block_offset,
+                )
+                for run in ref.runs
+            ]
+        every = self._never_across
+        return copies if every is None else [part for copy in copies for part in copy.cut(every)]
 
     def _zero_gaps(self, placement: Placement) -> None:
         """Zero what this store leaves out of its slots.
 
-        A slot's chunk is written by one job only, so what the job does not cover is nobody's.
+        A slot's chunk is written by one job only, so what the job does not cover is nobody's. Of a
+        page that ranks share, other ranks' bytes are covered by the same job.
         """
-        subs_of: dict[int, list[int]] = {int(chunk): [] for chunk in placement.chunks}
-        pairs = zip(placement.chunk_ids.tolist(), placement.sub_blocks.tolist(), strict=True)
-        for chunk, sub in pairs:
-            subs_of[chunk].append(sub)
-        chunks_with: dict[tuple[int, ...], list[int]] = {}
-        for chunk, subs in subs_of.items():
-            chunks_with.setdefault(tuple(sorted(set(subs))), []).append(chunk)
-        for covered, chunks in chunks_with.items():
-            rows = torch.tensor(chunks, dtype=torch.int64)
-            for gap in self.layout.gaps(placement.group_index, covered):
-                self._area[rows, gap.start : gap.stop] = 0
+        group, area = placement.group_index, self.layout.rows[placement.group_index].area
+        covered: dict[int, set[int]] = {int(row): set() for row in placement.rows}
+        for slot, sub in zip(placement.slots.tolist(), placement.sub_blocks.tolist(), strict=True):
+            covered[slot].add(sub)
+        gaps_of: dict[tuple[int, ...], list[ByteRange]] = {}
+        for slot, subs in covered.items():
+            key = tuple(sorted(subs))
+            if key not in gaps_of:
+                gaps_of[key] = self.layout.gaps(group, key)
+            start = slot + area.start
+            for gap in gaps_of[key]:
+                self._bytes[start + gap.start : start + gap.stop] = 0
 
-    def _queue(
-        self,
-        lane: _Lane,
-        job_id: int,
-        direction: Direction,
-        placements: Sequence[Placement],
-        start: DeviceEvent,
-    ) -> None:
-        size = sum(
-            len(p.block_ids) * self.layout.bytes_per_block(p.group_index) for p in placements
-        )
-        job = _Job(job_id, direction, _chunks(placements), size, start, lane.stream.mark())
-        lane.jobs.append(job)
-
-    def _wait_for_chunks(self, chunks: frozenset[int]) -> None:
+    def _wait_for(self, spans: Spans) -> None:
         for lane in self._lanes:
             for job in lane.jobs:
-                if not job.chunks.isdisjoint(chunks):
+                if job.spans.overlap(spans):
                     job.end.wait()
 
-    def _check_ids(self, placements: Sequence[Placement]) -> None:
+    def _spans(self, placements: Sequence[Placement]) -> Spans:
+        return Spans.of(
+            [
+                (placement.rows, self.layout.rows[placement.group_index].slot_bytes)
+                for placement in placements
+            ]
+        )
+
+    def _check(self, placements: Sequence[Placement]) -> None:
         for placement in placements:
-            _check_range("chunk", placement.chunk_ids.tolist(), self.slot_count)
-            for ref in self.layout.groups[placement.group_index]:
-                count = self._blocks[ref.tensor_index].shape[0]
-                _check_range("block", placement.block_ids.tolist(), count)
+            self.check_rows(placement.group_index, placement.rows)
+            self.check_blocks(placement.group_index, placement.block_ids)
+
+    def check_rows(self, group_index: int, rows: IntArray) -> None:
+        """Raise :class:`LayoutError` where a slot of a group does not lie in the arena."""
+        limit = self.arena_bytes - self.layout.rows[group_index].slot_bytes
+        _check_range("slots at", rows, limit + 1)
+
+    def check_blocks(self, group_index: int, block_ids: IntArray) -> None:
+        """Raise :class:`LayoutError` where a tensor of a group has no such block."""
+        for ref in self.layout.groups[group_index]:
+            _check_range("block ids", block_ids, int(self._blocks[ref.tensor_index].shape[0]))
 
 
-def _check_range(what: str, ids: list[int], count: int) -> None:
-    if ids and (min(ids) < 0 or max(ids) >= count):
-        msg = f"{what} ids {min(ids)}..{max(ids)}, where there are {count}"
+def _check_range(what: str, ids: IntArray, count: int) -> None:
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
+        msg = f"{what} {int(ids.min())}..{int(ids.max())}, where they have to be below {count}"
         raise LayoutError(msg)
-
-
-def _chunks(placements: Sequence[Placement]) -> frozenset[int]:
-    return frozenset(int(chunk) for placement in placements for chunk in placement.chunks)

@@ -19,6 +19,8 @@ from vllm.logger import init_logger
 import kvstrata
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
@@ -44,6 +46,11 @@ def release(version: str | None = None) -> tuple[int, int] | None:
     if found is None or found.groups() == ("0", "0"):
         return None
     return int(found[1]), int(found[2])
+
+
+def version() -> str:
+    """The whole version."""
+    return str(vllm.__version__)
 
 
 def release_name() -> str:
@@ -121,7 +128,23 @@ def pin_region(region: SharedOffloadRegion) -> bool:
     return bool(region.is_pinned)
 
 
-def row_bytes_of(view: memoryview) -> int:
+def batch_copy() -> Callable[[Any, Any, Any], None] | None:
+    """VLLM's call that copies many pieces at once between host and device, where it has one."""
+    import torch
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda_alike():
+        return None
+    operators = getattr(torch.ops, "_C_cache_ops", None)
+    found = getattr(operators, "swap_blocks_batch", None)
+    if found is None:
+        log_once(30, "kvstrata: this vLLM copies no batches; each page is a copy of its own")
+        return None
+    # The last argument would let the device read sources before earlier work on the stream is done.
+    return lambda sources, targets, sizes: found(sources, targets, sizes, False)  # noqa: FBT003
+
+
+def slot_bytes_of(view: memoryview) -> int:
     """Bytes from one chunk to the next in a primary tier's view."""
     if view.strides is None:
         msg = "the primary tier's view has no strides"
@@ -139,9 +162,11 @@ def register_names(
     tiers: dict[str, tuple[str, str]],
     specs: dict[str, tuple[str, str]],
     connectors: dict[str, tuple[str, str]],
+    policies: dict[str, tuple[str, str]],
 ) -> None:
-    """Add names (to module and class) to vLLM's three registries; those there already stay."""
+    """Add names (to module and class) to vLLM's registries; those there already stay."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
@@ -149,6 +174,7 @@ def register_names(
         (SecondaryTierFactory.register_tier, tiers),
         (OffloadingSpecFactory.register_spec, specs),
         (KVConnectorFactory.register_connector, connectors),
+        (CachePolicyFactory.register_cache_policy, policies),
     ):
         for name, (module, cls) in names.items():
             try:

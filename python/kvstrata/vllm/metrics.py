@@ -1,7 +1,8 @@
 """What a tier reports to vLLM's metrics: counters and gauges taken from `tier.stats()`.
 
 Every name has to be declared in the API server's process before the engine emits it; an undeclared
-one would end vLLM's stat logging. So only names of :data:`METRICS` are ever emitted.
+one would end vLLM's stat logging. So only names of :data:`METRICS` and :data:`CPU_METRICS` are ever
+emitted.
 """
 
 from __future__ import annotations
@@ -48,10 +49,29 @@ def _name(key: str) -> str:
 
 METRICS = (
     _gauge("disabled", "1 where the tier persists nothing, else 0."),
+    _gauge("degraded", "1 unless the tier's health is ok, else 0."),
     _gauge("rows", "Rows in the tier."),
     _gauge("payload_bytes", "Bytes of KV data in the tier."),
     _gauge("used_bytes", "Bytes the tier's files take on disk."),
     _gauge("capacity_bytes", "Bytes the tier's files may take."),
+    _gauge("queued_stores", "Stores that wait to be planned."),
+    _gauge("store_bytes_open", "Bytes of stores without a result."),
+    _gauge("queued_reads", "Reads that wait in the I/O engine."),
+    _gauge("queued_writes", "Writes that wait in the I/O engine."),
+    _gauge("in_flight_operations", "Operations that the kernel has."),
+    _gauge("stuck_operations", "Operations past their deadline that the kernel still has."),
+    *(
+        _gauge(f"latency.{hop}.{quantile}_seconds", f"{what}: {word} since the start, in seconds.")
+        for hop, what in (
+            ("load", "Loads, from the call to the last outcome"),
+            ("store", "Stores, from the call to the last outcome"),
+            ("read_wait", "Reads, waiting to be started"),
+            ("read", "Reads, from their start to their end"),
+            ("write_wait", "Writes, waiting to be started"),
+            ("write", "Writes, from their start to their end"),
+        )
+        for quantile, word in (("p50", "median"), ("p99", "99th percentile"))
+    ),
     _counter("faults", "Exceptions that the plug-in's guard held back."),
     _counter("errors", "Errors of the tier that were logged, or held back by the log's limit."),
     _counter("bytes_stored", "Bytes of KV data stored."),
@@ -60,32 +80,95 @@ METRICS = (
     _counter("evicted_rows", "Rows that made room for others."),
     _counter("corrupt_rows", "Rows whose bytes were not those stored; answered as misses."),
     _counter("torn_rows", "The same, for rows that a crash cut short."),
+    _counter("retired_rows", "Rows set aside after a device error."),
+    _counter("circuit_openings", "Times that reads or writes were given up for a while."),
+    _counter("circuit_missed_lookups", "Keys answered no because reads were given up."),
+    _counter("circuit_missed_loads", "Keys not loaded because reads were given up."),
+    _counter("circuit_dropped_stores", "Keys not stored because writes were given up."),
+    _counter("lookups", "Keys looked up."),
+    _counter("lookup_hits", "Keys looked up that were there."),
+    _counter("store_keys", "Keys of stores, whatever came of them."),
+    _counter("store_outcomes.ok", "Keys stored."),
+    _counter("store_outcomes.present", "Keys not stored because they were there already."),
+    _counter("coalesced_loads", "Keys whose load waited for another load's read of the row."),
+    _counter("refused_loads", "Keys not loaded because too many reads were stuck."),
     _counter("store_outcomes.no_space", "Keys not stored for want of space."),
-    _counter("store_outcomes.dropped", "Keys not stored because too much was queued, or reset."),
+    _counter("store_outcomes.dropped", "Keys not stored because of overload, reset or removal."),
     _counter("store_outcomes.io_error", "Keys not stored because of a device error."),
+    _counter("store_outcomes.timeout", "Keys not stored before the deadline."),
+    _counter("load_keys", "Keys of loads, whatever came of them."),
+    _counter("load_outcomes.ok", "Keys loaded and verified."),
+    _counter("load_outcomes.corrupt", "Keys whose bytes were not those stored."),
     _counter("load_outcomes.miss", "Keys that were gone when their load began."),
     _counter("load_outcomes.io_error", "Keys not loaded because of a device error."),
     _counter("load_outcomes.timeout", "Keys not loaded before the deadline."),
 )
 
 
+# Of the CPU tier whose slots fit their group: keys of `CpuTier.stats()`.
+_CPU: tuple[tuple[Literal["counter", "gauge"], str, str], ...] = (
+    ("gauge", "capacity_bytes", "Bytes of the arena."),
+    ("gauge", "payload_bytes", "Bytes of KV data in slots."),
+    ("gauge", "slot_bytes", "Bytes of slots that are taken, padding included."),
+    ("gauge", "rows", "Rows that lookups find."),
+    ("gauge", "rows_in_use", "Rows that are being written or read."),
+    ("gauge", "orphaned_rows", "Rows from before a reset that are still in use."),
+    ("counter", "lookups", "Keys looked up."),
+    ("counter", "lookup_hits", "Keys looked up that were there or on their way."),
+    ("counter", "stored_keys", "Keys given a slot, by workers and by tiers below."),
+    ("counter", "loaded_keys", "Keys loaded by workers."),
+    ("counter", "refused_stores", "Stores that found no room; vLLM asks again."),
+    ("counter", "evicted_rows", "Rows that made room for others."),
+    ("counter", "moved_slabs", "Slabs that went to rows of another size."),
+    ("counter", "faults", "Exceptions that the manager held back."),
+    ("counter", "refused_rows", "Rows whose blocks did not fit them; not stored."),
+    ("counter", "skipped_stores", "Jobs not handed to a tier below that was behind."),
+    ("counter", "wanted_rows", "Rows queued to be loaded from a tier below, once for all waiters."),
+    ("counter", "waits", "Requests that were told to ask again."),
+    ("counter", "timed_out_waits", "Requests that waited too long, and went on without."),
+    ("counter", "cut_spans", "Requests whose rows together had no room, and got a part of them."),
+    ("gauge", "queued_rows", "Rows that wait to be loaded from a tier below."),
+    ("gauge", "loading_rows", "Rows that are being loaded from a tier below."),
+    ("gauge", "held_rows", "Rows from below that are kept for requests that wait."),
+    ("gauge", "waiting_requests", "Requests that wait for rows."),
+)
+CPU_METRICS = tuple(Metric(key, f"vllm:kvstrata_cpu_{key}", kind, text) for kind, key, text in _CPU)
+
+
 def definitions() -> dict[str, OffloadingMetricMetadata]:
     """VLLM's declarations of :data:`METRICS`."""
+    return _declared(METRICS, LABELS)
+
+
+def cpu_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """VLLM's declarations of :data:`CPU_METRICS`."""
+    return _declared(CPU_METRICS, ())
+
+
+def _declared(
+    table: tuple[Metric, ...], labels: tuple[str, ...]
+) -> dict[str, OffloadingMetricMetadata]:
     return {
         metric.name: (
-            OffloadingCounterMetadata(documentation=metric.documentation, labelnames=LABELS)
+            OffloadingCounterMetadata(documentation=metric.documentation, labelnames=labels)
             if metric.kind == "counter"
-            else OffloadingGaugeMetadata(documentation=metric.documentation, labelnames=LABELS)
+            else OffloadingGaugeMetadata(documentation=metric.documentation, labelnames=labels)
         )
-        for metric in METRICS
+        for metric in table
     }
 
 
 class TierMetrics:
     """Turns snapshots into vLLM's deltas, at most one per :data:`INTERVAL_SECONDS`."""
 
-    def __init__(self, tier_type: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._labels = (tier_type,)
+    def __init__(
+        self,
+        tier_type: str | None,
+        clock: Callable[[], float] = time.monotonic,
+        table: tuple[Metric, ...] = METRICS,
+    ) -> None:
+        self._labels = () if tier_type is None else (tier_type,)
+        self._table = table
         self._clock = clock
         self._due = clock()
         self._last: dict[str, float] = {}
@@ -102,7 +185,7 @@ class TierMetrics:
 
         values = snapshot()
         stats = OffloadingConnectorStats()
-        for metric in METRICS:
+        for metric in self._table:
             value = _pick(values, metric.key)
             if not isinstance(value, (int, float)):
                 continue

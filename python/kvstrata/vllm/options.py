@@ -1,4 +1,7 @@
-"""The options of a tier entry: `open_tier`'s own names, and the few that only the plug-in knows."""
+"""The options of a tier entry: `open_tier`'s own names, and the few that only the plug-in knows.
+
+Also the names that belong beside the tiers; their values are read where they are used.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,24 @@ if TYPE_CHECKING:
 
 # open_tier's names; the values are passed on as they are and checked there.
 OPEN_TIER = ("capacity", "min_free", "policy", "io_backend", "deadline_s", "share_mode", "required")
+OPEN_OBJECT_TIER = (
+    "endpoint",
+    "region",
+    "addressing",
+    "allow_http",
+    "ca_bundle",
+    "requests_max",
+    "in_flight_max",
+    "lookup_wait_s",
+    "found_s",
+    "absent_s",
+    "deadline_s",
+    "required",
+)
+# The beginnings of URLs by the kind of tier that takes them.
+OBJECT_SCHEMES = ("s3://", "gs://", "az://", "memory://")
+# Never read from an entry: it is shown in process lists and logs.
+SECRETS = ("access_key_id", "secret_access_key", "session_token", "credentials", "sas_token")
 PLUGIN = ("url", "model_identity", "enable_kv_events", "locality")
 # Known to open_tier, but not the user's to set under a stock manager.
 RESERVED = ("manifest", "row_bytes", "arena", "honours_busy")
@@ -29,6 +50,10 @@ VLLM = (
     "primary_kv_view",
     "backpressure_detector",
 )
+
+# Read by KVStrataConnector alone: under another connector nothing would obey them.
+CONNECTOR = ("on_reset", "persist_lora", "require_salt")
+BESIDE_TIERS = (*CONNECTOR, "model_identity", "tenant", "weights_id", "weights_sampling")
 
 _SIMILAR = 0.7
 
@@ -44,7 +69,9 @@ class TierOptions:
     locality: Locality | None = None
 
 
-def parse(options: Mapping[str, Any], written: Collection[str]) -> TierOptions:
+def parse(
+    options: Mapping[str, Any], written: Collection[str], *, object_tier: bool = False
+) -> TierOptions:
     """Check a tier's keyword arguments; `written` are the keys the user wrote in the entry.
 
     A key of the entry that resembles one of ours is a misspelling and an error. Anything else that
@@ -54,23 +81,68 @@ def parse(options: Mapping[str, Any], written: Collection[str]) -> TierOptions:
     # Errors
     :class:`kvstrata.ConfigError` naming the option.
     """
+    own = OPEN_OBJECT_TIER if object_tier else OPEN_TIER
     for name in options:
         if name in RESERVED:
             msg = f"{name!r} cannot be set in a kvstrata tier entry: the plug-in sets it"
             raise kvstrata.ConfigError(msg)
-        if name not in OPEN_TIER and name not in PLUGIN:
-            _unknown(name, written)
-    missing = [name for name in ("url", "capacity") if options.get(name) is None]
+        if any(secret in name.lower() for secret in SECRETS):
+            msg = (
+                f"{name!r} does not belong in a tier entry: credentials come from the environment, "
+                "a credentials file or the instance"
+            )
+            raise kvstrata.ConfigError(msg)
+        if name not in own and name not in PLUGIN:
+            _misplaced(name, own)
+            _unknown(name, written, own)
+    needed = ("url",) if object_tier else ("url", "capacity")
+    missing = [name for name in needed if options.get(name) is None]
     if missing:
         msg = f"a kvstrata tier entry needs {' and '.join(map(repr, missing))}"
         raise kvstrata.ConfigError(msg)
+    url = _typed(options, "url", str, "")
+    if url.startswith(OBJECT_SCHEMES) != object_tier:
+        right = "kvstrata_disk" if object_tier else "kvstrata_object"
+        msg = f"'url' {url.split('://')[0]}://... is for the tier type {right!r}"
+        raise kvstrata.ConfigError(msg)
     return TierOptions(
-        url=_typed(options, "url", str, ""),
-        open_tier={name: options[name] for name in OPEN_TIER if name in options},
+        url=url,
+        open_tier={name: options[name] for name in own if name in options},
         model_identity=_identity(options.get("model_identity")),
         enable_kv_events=_typed(options, "enable_kv_events", bool, default=False),
         locality=_locality(options.get("locality")),
     )
+
+
+def check_beside(extra_config: Mapping[str, Any]) -> None:
+    """Check the identities beside the tiers (:mod:`kvstrata.vllm.stackconfig` checks the names).
+
+    One that names nothing, or a text where a switch belongs, would stand for any weights.
+
+    # Errors
+    :class:`kvstrata.ConfigError` naming the option and its value.
+    """
+    _identity(extra_config.get("model_identity"))
+    weights_id = extra_config.get("weights_id")
+    if weights_id is not None and not (isinstance(weights_id, str) and weights_id.strip()):
+        msg = f"'weights_id' is {weights_id!r}, not a text that names the weights"
+        raise kvstrata.ConfigError(msg)
+    sampling = extra_config.get("weights_sampling")
+    if sampling is not None and not isinstance(sampling, bool):
+        msg = f"'weights_sampling' is {sampling!r}, not true or false"
+        raise kvstrata.ConfigError(msg)
+
+
+def check_other_connector(extra_config: Mapping[str, Any]) -> None:
+    """Refuse rules that nobody would keep under a connector that is not ours.
+
+    # Errors
+    :class:`kvstrata.ConfigError` naming the option.
+    """
+    for name in CONNECTOR:
+        if name in extra_config:
+            msg = f"{name!r} has no effect under this connector: use kv_connector=KVStrataConnector"
+            raise kvstrata.ConfigError(msg)
 
 
 def written_keys(extra_config: Mapping[str, Any], types: Iterable[str]) -> set[str]:
@@ -87,8 +159,22 @@ def written_keys(extra_config: Mapping[str, Any], types: Iterable[str]) -> set[s
     }
 
 
-def _unknown(name: str, written: Collection[str]) -> None:
-    known = [*OPEN_TIER, *PLUGIN, *VLLM]
+def _misplaced(name: str, own: Collection[str]) -> None:
+    if name in (*OPEN_TIER, *OPEN_OBJECT_TIER) and name not in own:
+        kinds = ("kvstrata_disk", "kvstrata_object")
+        right, wrong = kinds if own is OPEN_OBJECT_TIER else reversed(kinds)
+        msg = f"{name!r} is an option of {right!r}, not of {wrong!r}"
+        raise kvstrata.ConfigError(msg)
+
+
+def _unknown(name: str, written: Collection[str], own: Collection[str]) -> None:
+    if name in written and name in BESIDE_TIERS:
+        msg = (
+            f"{name!r} does not belong in a kvstrata tier entry: it stands beside "
+            "'tiers' or 'secondary_tiers' in kv_connector_extra_config"
+        )
+        raise kvstrata.ConfigError(msg)
+    known = [*own, *PLUGIN, *VLLM]
     near = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
     if name in written and near:
         msg = f"unknown option {name!r} in a kvstrata tier entry: did you mean {near[0]!r}?"

@@ -81,6 +81,30 @@ def group_refs(
     raise kvstrata.ConfigError(msg)
 
 
+def bytes_per_block(
+    kv_cache_config: KVCacheConfig, group_ids: Sequence[int]
+) -> dict[int, int | None]:
+    """Unpadded bytes of one block of each group by its specification.
+
+    `None` where layers of different sizes may hide behind one specification: a scheduler's
+    configuration keeps one of them for the whole group.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    outermost = is_block_outermost(str(kv_cache_config.kv_cache_layout or ""))
+    strides = {
+        layer: int(tensor.layer_stride if outermost else tensor.block_stride)
+        for tensor in kv_cache_config.kv_cache_tensors
+        for layer in tensor.layers
+    }
+    found: dict[int, int | None] = {}
+    for group_id in group_ids:
+        group = groups[group_id]
+        alike = len({strides.get(layer) for layer in group.layer_names}) == 1
+        sizes = [_unpadded(group.kv_cache_spec, layer) for layer in group.layer_names]
+        found[group_id] = sum(sizes) if alike else None
+    return found
+
+
 def is_block_outermost(layout: str | None) -> bool:
     """Whether a layout's name begins with the block: all layers of a block lie side by side."""
     return (layout or "").startswith("B")
@@ -96,9 +120,13 @@ def _is_one_block(kv_caches: CanonicalKVCaches) -> bool:
     )
 
 
+def spec_of(spec: Any, layer: str) -> Any:
+    """The specification of one layer of a group."""
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
 def _unpadded(spec: Any, layer: str) -> int:
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        spec = spec.kv_cache_specs[layer]
+    spec = spec_of(spec, layer)
     if isinstance(spec, MambaSpec):
         return int(replace(spec, page_size_padded=None).page_size_bytes)
     return int(spec.unpadded_page_size_bytes)

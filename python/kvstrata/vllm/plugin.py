@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 DISK_TIER = "kvstrata_disk"
+OBJECT_TIER = "kvstrata_object"
 SPEC = "KVStrataSpec"
 SPEC_MODULE = "kvstrata.vllm.spec"
 CONNECTOR = "KVStrataConnector"
+POLICY_MODULE = "kvstrata.vllm.policy"
+POLICIES = {
+    "kvstrata_lru": "LRU",
+    "kvstrata_arc_vllm": "ARC",
+    "kvstrata_s3fifo": "S3FIFO",
+    "kvstrata_th": "TH",
+}
 
 
 def register() -> None:
-    """Register the tier, the spec and the connector by name. Safe to call any number of times.
+    """Register tiers, spec, connector and cache policies by name. Safe to call any number of times.
 
     A vLLM that is too old is told so in one line and gets no names; a server that does not use them
     is not disturbed.
@@ -21,7 +29,11 @@ def register() -> None:
         compat.log_once(40, problem)
         return
     compat.register_names(
-        tiers={DISK_TIER: ("kvstrata.vllm.tiers", "KVStrataDiskTier")},
+        tiers={
+            DISK_TIER: ("kvstrata.vllm.tiers", "KVStrataDiskTier"),
+            OBJECT_TIER: ("kvstrata.vllm.tiers", "KVStrataObjectTier"),
+        },
         specs={SPEC: (SPEC_MODULE, SPEC)},
         connectors={CONNECTOR: ("kvstrata.vllm.connector", CONNECTOR)},
+        policies={name: (POLICY_MODULE, cls) for name, cls in POLICIES.items()},
     )

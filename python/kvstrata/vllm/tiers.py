@@ -1,4 +1,4 @@
-"""The secondary tier `kvstrata_disk`: kvstrata's native tier below a manager of vLLM's.
+"""The secondary tiers `kvstrata_disk` and `kvstrata_object`: native tiers below vLLM's managers.
 
 A row is the whole chunk of vLLM's primary tier, all ranks' bytes; a slot's offset is chunk id times
 row size. The tier is keyed by vLLM's `OffloadKey`, whose last four bytes are vLLM's original group
@@ -27,9 +27,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import kvstrata
 from kvstrata.keys import GROUP_BYTES
-from kvstrata.vllm import compat, facts, metrics, options
+from kvstrata.vllm import compat, facts, manifest, metrics, options, windows
 from kvstrata.vllm.guard import Faults, guarded
-from kvstrata.vllm.plugin import DISK_TIER
+from kvstrata.vllm.plugin import DISK_TIER, OBJECT_TIER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -77,6 +77,9 @@ class KVStrataDiskTier(SecondaryTierManager):
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
+    # Under KVStrataSpec a tier of ours is made with the byte map, and can forget at a reset.
+    is_kvstrata: ClassVar[bool] = True
+    takes_bucket: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -87,12 +90,19 @@ class KVStrataDiskTier(SecondaryTierManager):
         **config: Any,
     ) -> None:
         compat.require_version()
-        types = (tier_type, DISK_TIER, type(self).__name__)
-        parsed = options.parse(config, options.written_keys(offloading_spec.extra_config, types))
+        registered = OBJECT_TIER if self.takes_bucket else DISK_TIER
+        types = (tier_type, registered, type(self).__name__)
+        if facts.KEY not in offloading_spec.extra_config:
+            options.check_other_connector(offloading_spec.extra_config)
+        problem = windows.problem(offloading_spec)
+        if problem is not None:
+            raise kvstrata.ConfigError(problem)
+        written = options.written_keys(offloading_spec.extra_config, types)
+        parsed = options.parse(config, written, object_tier=self.takes_bucket)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = parsed.locality
         self.faults = Faults(f"kvstrata tier {tier_type!r}")
-        self._row_bytes = compat.row_bytes_of(primary_kv_view)
+        self._slot_bytes = compat.slot_bytes_of(primary_kv_view)
         self._jobs: dict[int, _Job] = {}
         # Results that did not come from the native tier: jobs it refused, or that were lost in a
         # drain.
@@ -118,9 +128,10 @@ class KVStrataDiskTier(SecondaryTierManager):
         return None
 
     def _open(self, parsed: options.TierOptions) -> None:
+        byte_map = self._offloading_spec.extra_config.get(manifest.BYTE_MAP_KEY)
         try:
-            manifest = facts.manifest(self._offloading_spec, parsed.model_identity)
-        except facts.PersistenceError as reason:
+            identity = manifest.build(self._offloading_spec, parsed.model_identity, byte_map)
+        except manifest.PersistenceError as reason:
             logger.error(  # noqa: TRY400 -- one line for the operator
                 "kvstrata tier %r persists nothing and answers every lookup with a miss: %s",
                 self.tier_type,
@@ -131,9 +142,10 @@ class KVStrataDiskTier(SecondaryTierManager):
         try:
             self._tier = kvstrata.open_tier(
                 parsed.url,
-                manifest=manifest,
+                manifest=identity,
                 row_bytes=dict.fromkeys(
-                    compat.group_ids_of(self._offloading_spec), self._row_bytes
+                    compat.group_ids_of(self._offloading_spec),
+                    manifest.row_bytes(byte_map, self._slot_bytes, self._ranks()),
                 ),
                 arena=self._arena,
                 honours_busy=False,
@@ -142,6 +154,11 @@ class KVStrataDiskTier(SecondaryTierManager):
         except BaseException:
             self._release_arena()
             raise
+
+    def _ranks(self) -> int:
+        """How many ranks' bytes lie side by side in a slot."""
+        spec = self._offloading_spec
+        return 1 if spec.replicated_layout else int(spec.config.parallel.world_size)
 
     @classmethod
     def build_metric_definitions(
@@ -186,7 +203,7 @@ class KVStrataDiskTier(SecondaryTierManager):
                 return
             pairs = order(job)
             entry = _Job(tuple(key for key, _ in pairs), entry.is_load, entry.req_id)
-            offsets = [chunk * self._row_bytes for _, chunk in pairs]
+            offsets = [chunk * self._slot_bytes for _, chunk in pairs]
             submit = self._tier.load if entry.is_load else self._tier.store
             submit(job_id, list(entry.keys), offsets)
         except Exception:
@@ -320,6 +337,14 @@ class KVStrataDiskTier(SecondaryTierManager):
                 self.faults.record("wait", error)
                 time.sleep(_WAIT_SECONDS)
 
+    @guarded(lambda: False)
+    def reset(self) -> bool:
+        """Hide every row for good, also after a restart. `False`: not recorded, nothing is served.
+
+        Blocks for the time one directory takes to be synced. vLLM has drained the tier's jobs.
+        """
+        return True if self._tier is None else bool(self._tier.reset())
+
     @guarded(lambda: None)
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Metrics since the last call."""
@@ -327,7 +352,12 @@ class KVStrataDiskTier(SecondaryTierManager):
 
     def _snapshot(self) -> dict[str, Any]:
         native = dict(self._tier.stats()) if self._tier is not None else {}
-        return {**native, "faults": self.faults.total, "disabled": int(self._tier is None)}
+        return {
+            **native,
+            "faults": self.faults.total,
+            "disabled": int(self._tier is None),
+            "degraded": int(native.get("health", "ok") != "ok"),
+        }
 
     def shutdown(self) -> None:
         """Close the native tier and let go of the primary tier's memory; vLLM releases it next.
@@ -355,6 +385,20 @@ class KVStrataDiskTier(SecondaryTierManager):
             arena.release()
         except BufferError as error:
             self.faults.record("shutdown", error)
+
+
+class KVStrataObjectTier(KVStrataDiskTier):
+    """A tier in a bucket, for `secondary_tiers` of vLLM's tiering spec, shared by many machines.
+
+    Differs from the disk tier in its options alone (docs/VLLM.md). Nothing in the engine waits for
+    the server: a lookup that the server has not answered yet is a RETRY, and a miss after a while.
+
+    # Errors
+    The constructor raises :class:`kvstrata.ConfigError` for an option or a bucket that cannot work;
+    with `required` false an unreachable bucket is joined later.
+    """
+
+    takes_bucket: ClassVar[bool] = True
 
 
 def as_given(job: TransferJob) -> list[_Pair]:

@@ -1,4 +1,4 @@
-"""Our offloading worker: copies between vLLM's KV tensors and the shared region. One per rank."""
+"""Our offloading worker over vLLM's shared region. One per rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
-from kvstrata.memory.layout import LayoutError, PageRef, SlotLayout, place_blocks
+from kvstrata.memory.device import device_of
+from kvstrata.memory.layout import LayoutError, SlotLayout
+from kvstrata.memory.placement import place_blocks
 from kvstrata.memory.selftest import check_copies
 from kvstrata.memory.transfer import BlockTransfers
+from kvstrata.vllm import compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +29,47 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
     from kvstrata.memory.device import CopyDevice
-    from kvstrata.memory.layout import Placement
+    from kvstrata.memory.layout import Layout
+    from kvstrata.memory.placement import Placement
+    from kvstrata.vllm.canonical import Pages
 
 logger = init_logger(__name__)
 
 
-class KVStrataWorker(OffloadingWorker):
-    """Implements vLLM's `OffloadingWorker` over :class:`BlockTransfers`.
+class TransferWorker(OffloadingWorker):
+    """What a worker of ours does with :class:`BlockTransfers`, whoever says where slots lie."""
+
+    _transfers: BlockTransfers
+
+    @property
+    def layout(self) -> Layout:
+        """Where the pages of each group lie in a slot."""
+        return self._transfers.layout
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where block 0 of each KV tensor lies in memory."""
+        return self._transfers.addresses
+
+    def get_finished(self) -> list[TransferResult]:
+        """Jobs whose copies ended since the last call, each of them once."""
+        return [
+            TransferResult(
+                job_id=job.job_id,
+                success=True,
+                transfer_size=job.size_bytes,
+                transfer_time=job.seconds,
+            )
+            for job in self._transfers.finished()
+        ]
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until these jobs' copies are done; ids that are unknown or done are ignored."""
+        self._transfers.wait(job_ids)
+
+
+class KVStrataWorker(TransferWorker):
+    """Our worker over vLLM's shared region, whose slots have one size.
 
     vLLM has no way to hear of a copy that failed: it asserts success, and the row would count as
     stored. A job whose counts or ids do not fit is therefore refused with an exception, as vLLM's
@@ -43,7 +80,7 @@ class KVStrataWorker(OffloadingWorker):
     def __init__(
         self,
         kv_caches: CanonicalKVCaches,
-        refs: tuple[tuple[PageRef, ...], ...],
+        pages: Pages,
         region: SharedOffloadRegion,
         *,
         area_offset: int,
@@ -59,19 +96,17 @@ class KVStrataWorker(OffloadingWorker):
         self._area_bytes = area_bytes
         self._blocks_per_chunk = blocks_per_chunk
         self._device = device
-        self._transfers = self._bind(kv_caches, refs)
+        self._transfers = self._bind(kv_caches, pages)
         self.refused = 0
         if self_test_slot is not None:
-            blocks = [item.tensor for item in kv_caches.tensors]
+            start = self_test_slot * self._slot_bytes
             try:
-                check_copies(self._transfers, region.base_tensor, blocks, self_test_slot)
+                check_copies(self._transfers, region.base_tensor, tensors_of(kv_caches), start)
             except LayoutError:
                 self._transfers.close()
                 raise
 
-    def _bind(
-        self, kv_caches: CanonicalKVCaches, refs: tuple[tuple[PageRef, ...], ...]
-    ) -> BlockTransfers:
+    def _bind(self, kv_caches: CanonicalKVCaches, pages: Pages) -> BlockTransfers:
         if self._region is None:
             msg = "the worker was shut down"
             raise LayoutError(msg)
@@ -80,16 +115,18 @@ class KVStrataWorker(OffloadingWorker):
             area_offset=self._area_offset,
             area_bytes=self._area_bytes,
             blocks_per_chunk=self._blocks_per_chunk,
-            tensor_page_bytes=tuple(int(item.page_size_bytes) for item in kv_caches.tensors),
-            groups=refs,
+            tensor_page_bytes=pages.slot_bytes,
+            groups=pages.groups,
+            block_page_bytes=tuple(int(item.page_size_bytes) for item in kv_caches.tensors),
         )
-        blocks: list[torch.Tensor] = [item.tensor for item in kv_caches.tensors]
-        return BlockTransfers(layout, self._region.base_tensor, blocks, self._device)
+        blocks = tensors_of(kv_caches)
+        device = device_of(blocks, compat.batch_copy()) if self._device is None else self._device
+        return BlockTransfers(layout, self._region.base_tensor, blocks, device)
 
-    def rebind(self, kv_caches: CanonicalKVCaches, refs: tuple[tuple[PageRef, ...], ...]) -> None:
+    def rebind(self, kv_caches: CanonicalKVCaches, pages: Pages) -> None:
         """Finish what is in flight and use other KV tensors from now on."""
-        fresh = self._bind(kv_caches, refs)
-        self._transfers.close()
+        fresh = self._bind(kv_caches, pages)
+        fresh.succeed(self._transfers)
         self._transfers = fresh
 
     def submit_store(
@@ -121,8 +158,12 @@ class KVStrataWorker(OffloadingWorker):
         submit: Callable[[int, list[Placement]], None],
     ) -> bool:
         try:
+            layout = self._transfers.layout
+            if not isinstance(layout, SlotLayout):
+                msg = f"slots of one size in {type(layout).__name__}"
+                raise LayoutError(msg)  # noqa: TRY301 -- refused like the rest
             placements = place_blocks(
-                self._transfers.layout,
+                layout,
                 _ids(block_spec.block_ids),
                 [int(size) for size in block_spec.group_sizes],
                 [int(index) for index in block_spec.block_indices],
@@ -137,22 +178,6 @@ class KVStrataWorker(OffloadingWorker):
             raise
         return True
 
-    def get_finished(self) -> list[TransferResult]:
-        """Jobs whose copies ended since the last call, each of them once."""
-        return [
-            TransferResult(
-                job_id=job.job_id,
-                success=True,
-                transfer_size=job.size_bytes,
-                transfer_time=job.seconds,
-            )
-            for job in self._transfers.finished()
-        ]
-
-    def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs' copies are done; ids that are unknown or done are ignored."""
-        self._transfers.wait(job_ids)
-
     def shutdown(self) -> None:
         """Finish what is in flight and unmap the region. Safe to call again."""
         region, self._region = self._region, None
@@ -162,6 +187,11 @@ class KVStrataWorker(OffloadingWorker):
             self._transfers.close()
         finally:
             region.cleanup()
+
+
+def tensors_of(kv_caches: CanonicalKVCaches) -> list[torch.Tensor]:
+    """The KV tensors, int8 ``(blocks, page)`` each."""
+    return [item.tensor for item in kv_caches.tensors]
 
 
 def _slot_ids(spec: LoadStoreSpec) -> Any:

@@ -15,7 +15,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstrata.cli.demo import model, plan, process, report, rows
+from kvstrata.cli.demo import bucket, model, plan, process, report
+from kvstrata.cli.demo.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,16 +25,19 @@ EXIT_FAILED = 1
 EXIT_UNUSABLE = 2
 
 PROMPTS_MAX = 8
+TIERS = ("disk", "s3")
 
 _DESCRIPTION = """\
 Shows on this machine that kvstrata does its job: makes a small model (random weights, fixed seed),
 answers long prompts with a vLLM engine that stores its KV blocks on disk, ends that engine, starts
-another on the same directory, and answers the same prompts from disk.
+another on the same directory, and answers the same prompts from disk. With --tier s3 a bucket lies
+below the disk tier, on a SeaweedFS that the demo starts; the directory is emptied between the two
+engines, and the second one answers from the bucket.
 
 The tokens have to be identical, and the log probabilities equal bit by bit to the same prompts
 answered from vLLM's own prefix cache. Two checks show that the comparison would notice wrong bytes:
-a loaded row replaced behind the checksum's back must change the output; a byte flipped on disk must
-be found and recomputed.
+a loaded row replaced behind the checksum's back must change the output; a byte flipped in the tier
+must be found and recomputed.
 
 Two engines are started per model; each start takes one or two minutes on two cores. Exit status:
 0 when everything held, 1 when tokens differ, less than 90% was reloaded or a check failed, 2 when
@@ -87,6 +91,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="put models, logs and results in a new directory inside DIR "
         "(default: the system's temporary directory)",
     )
+    parser.add_argument(
+        "--tier",
+        choices=TIERS,
+        default=TIERS[0],
+        help=f"the lowest tier (default: {TIERS[0]})",
+    )
+    parser.add_argument(
+        "--weed",
+        type=Path,
+        metavar="FILE",
+        help="SeaweedFS's program, for --tier s3 (default: beside this Python, else on the path)",
+    )
     parser.add_argument("--keep", action="store_true", help="keep both directories and name them")
     parser.set_defaults(run=run)
 
@@ -112,27 +128,35 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo; progress goes to stderr, the table or the JSON object to stdout."""
     try:
         version = _vllm_version()
-        with _ends_on_terminate(), _directories(options) as (work, root):
-            result = run_demo(options.models, options.prompts, work=work, root=root, say=_say)
-    except (UnusableError, process.EngineError, OSError) as error:
+        weed = bucket.find_program(options.weed) if options.tier == "s3" else None
+        with (
+            _ends_on_terminate(),
+            _directories(options) as (work, root),
+            _serving(weed, work) as served,
+        ):
+            result = run_demo(
+                options.models, options.prompts, work=work, place=Place(root, served), say=_say
+            )
+    except (UnusableError, bucket.BucketError, process.EngineError, OSError) as error:
         print(f"kvstrata demo: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         print("kvstrata demo: interrupted", file=sys.stderr)
         return EXIT_UNUSABLE
-    result = {"vllm": version} | result
+    result = {"vllm": version, "tier": options.tier} | result
     print(json.dumps(result, indent=2) if options.json else report.format_report(result))
     return 0 if result["passed"] else EXIT_FAILED
 
 
 def run_demo(
-    shapes: list[str], prompt_count: int, *, work: Path, root: Path, say: Callable[[str], None]
+    shapes: list[str], prompt_count: int, *, work: Path, place: Place, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run every model; returns the report that `--json` prints."""
     models = []
     runs: list[process.EngineRun] = []
     for shape in shapes:
-        model_report, model_runs = _run_model(shape, prompt_count, work, root / shape, say)
+        own = Place(place.root / shape, place.bucket)
+        model_report, model_runs = _run_model(shape, prompt_count, work, own, say)
         models.append(model_report)
         runs += model_runs
     failures = [f"{entry['model']}: {text}" for entry in models for text in entry["failures"]]
@@ -153,16 +177,19 @@ def run_demo(
 
 
 def _run_model(
-    shape: str, prompt_count: int, work: Path, root: Path, say: Callable[[str], None]
+    shape: str, prompt_count: int, work: Path, place: Place, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[process.EngineRun]]:
     """Cold engine, flipped byte, warm engine. The first has ended before the second starts."""
     files = model.make_model(shape, work / "models")
     prompts = plan.make_prompts(prompt_count)
-    root.mkdir(mode=0o700)
+    place.root.mkdir(mode=0o700)
 
     def engine(name: str, steps: list[plan.Step], trigger: Path | None) -> process.EngineRun:
         transfer = plan.kv_transfer_config(
-            root=root, engine_id=f"kvstrata-demo-{uuid.uuid4()}", trigger=trigger
+            root=place.root,
+            engine_id=f"kvstrata-demo-{uuid.uuid4()}",
+            trigger=trigger,
+            bucket=place.bucket,
         )
         request = plan.request(
             prompts=prompts,
@@ -175,26 +202,33 @@ def _run_model(
             process.EngineFiles.under(work, f"{shape}-{name}"),
             request,
             lambda text: say(f"{shape}, {name} engine: {text}"),
+            environment=place.environment(),
         )
 
     cold = engine("cold", plan.cold_steps(prompts), None)
-    flip = _flip(root, cold.result["block_hashes"])
-    say(f"{shape}: flipped byte {flip['offset']} of {Path(flip['file']).name}")
-    warm = engine("warm", plan.warm_steps(prompts), work / f"{shape}.trigger")
-    return report.judge_model(shape, prompts, cold.result, warm.result, flip), [cold, warm]
-
-
-def _flip(root: Path, block_hashes: list[str]) -> dict[str, Any]:
-    """Flip a byte in the stored row of the prompt's last full block."""
-    row = rows.row_of_block(root, bytes.fromhex(block_hashes[-1]))
-    if row is None:
+    # A byte in the stored row of the prompt's last full block.
+    flip = place.flip(bytes.fromhex(cold.result["block_hashes"][-1]))
+    if flip is None:
         message = (
-            f"no row of the prompt was found under {root}: the cold engine stored nothing "
+            f"no row of the prompt was found in {place.words}: the cold engine stored nothing "
             "(run again with --keep and read the log it names)"
         )
         raise UnusableError(message)
-    offset = rows.flip_byte(row)
-    return {"file": str(row.path), "offset": offset, "group": row.group}
+    say(f"{shape}: flipped byte {flip['offset']} of {Path(flip['file']).name}")
+    wiped = place.wipe()
+    warm = engine("warm", plan.warm_steps(prompts), work / f"{shape}.trigger")
+    judged = report.judge_model(shape, prompts, cold.result, warm.result, flip, source=place.words)
+    return judged | {"local_files_wiped": wiped}, [cold, warm]
+
+
+@contextlib.contextmanager
+def _serving(weed: Path | None, work: Path) -> Iterator[bucket.Bucket | None]:
+    """The bucket, where one is asked for."""
+    if weed is None:
+        yield None
+        return
+    with bucket.serving(weed, work / "seaweedfs", _say) as served:
+        yield served
 
 
 def _vllm_version() -> str:

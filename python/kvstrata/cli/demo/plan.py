@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from kvstrata.cli.demo.bucket import Bucket
+
 # Tokens per KV block. vLLM's CPU backend takes multiples of 32; its default is 128.
 BLOCK_TOKENS = 128
 # Tokens after the last full block. Both a load from disk and vLLM's own prefix cache end at the
@@ -90,7 +92,7 @@ def cold_steps(prompts: Prompts) -> list[Step]:
 
 
 def warm_steps(prompts: Prompts) -> list[Step]:
-    """The second engine: each prompt from disk, then again from vLLM's own prefix cache.
+    """The second engine: each prompt from the tiers, then again from vLLM's own prefix cache.
 
     The prompt whose row was flipped on disk comes after the measured ones, the one whose loaded
     row is replaced comes last, so that nothing wrong is in the engine before anything is measured.
@@ -104,21 +106,33 @@ def warm_steps(prompts: Prompts) -> list[Step]:
     return steps
 
 
-def kv_transfer_config(*, root: Path, engine_id: str, trigger: Path | None) -> dict[str, Any]:
-    """The `--kv-transfer-config` of one engine.
+def kv_transfer_config(
+    *, root: Path, engine_id: str, trigger: Path | None, bucket: Bucket | None = None
+) -> dict[str, Any]:
+    """The `--kv-transfer-config` of one engine: those of docs/VLLM.md.
 
-    It is the one of docs/VLLM.md. With `trigger` the disk tier is the demo's own subclass, which
-    differs in one thing: while the file `trigger` exists, one verified row is replaced before it
-    is used.
+    With `bucket` there is an object tier below the disk tier. With `trigger` the lowest tier is the
+    demo's own subclass, which differs in one thing: while the file `trigger` exists, one verified
+    row is replaced before it is used.
     """
-    tier: dict[str, Any] = {
-        "type": "kvstrata_disk",
-        "url": root.resolve().as_uri(),
-        "capacity": DISK_CAPACITY,
-    }
+    tiers: list[dict[str, Any]] = [
+        {"type": "kvstrata_disk", "url": root.resolve().as_uri(), "capacity": DISK_CAPACITY}
+    ]
+    replacing = "RowReplacingDiskTier"
+    if bucket is not None:
+        tiers.append(
+            {
+                "type": "kvstrata_object",
+                "url": bucket.url,
+                "endpoint": bucket.endpoint,
+                "addressing": "path",
+                "allow_http": True,
+            }
+        )
+        replacing = "RowReplacingObjectTier"
     if trigger is not None:
-        tier |= {
-            "type": "RowReplacingDiskTier",
+        tiers[-1] |= {
+            "type": replacing,
             "module_path": "kvstrata.cli.demo.tier",
             "trigger": str(trigger),
         }
@@ -127,7 +141,7 @@ def kv_transfer_config(*, root: Path, engine_id: str, trigger: Path | None) -> d
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "engine_id": engine_id,
-        "kv_connector_extra_config": {"cpu_bytes_to_use": CPU_BYTES, "secondary_tiers": [tier]},
+        "kv_connector_extra_config": {"cpu_bytes_to_use": CPU_BYTES, "secondary_tiers": tiers},
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 ENGINE_TIMEOUT_S = 900.0
 
@@ -73,6 +73,7 @@ def run_engine(
     request: dict[str, Any],
     say: Callable[[str], None],
     timeout_s: float = ENGINE_TIMEOUT_S,
+    environment: Mapping[str, str] = os.environ,
 ) -> EngineRun:
     """Start an engine process, wait for its end, return what it answered.
 
@@ -99,7 +100,7 @@ def run_engine(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | _ENVIRONMENT | {"VLLM_RPC_BASE_PATH": sockets},
+            env={**environment, **_ENVIRONMENT, "VLLM_RPC_BASE_PATH": sockets},
         )
         try:
             ended = _watch(process, files.progress, say, timeout_s, seen)

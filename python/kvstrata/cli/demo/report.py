@@ -33,16 +33,25 @@ def logprob_difference(one: Step, other: Step) -> float:
 
 
 def judge_model(
-    shape: str, prompts: Prompts, cold: dict[str, Any], warm: dict[str, Any], flip: dict[str, Any]
+    shape: str,
+    prompts: Prompts,
+    cold: dict[str, Any],
+    warm: dict[str, Any],
+    flip: dict[str, Any],
+    *,
+    source: str = "disk",
 ) -> dict[str, Any]:
-    """The report of one model. `failures` in it is empty when everything held."""
+    """The report of one model. `failures` in it is empty when everything held.
+
+    `source` is where the warm engine's rows come from, in words.
+    """
     steps: dict[str, Step] = {
         step["name"]: step for result in (cold, warm) for step in result["steps"]
     }
     failures: list[str] = []
     if not cold["settled"]:
         failures.append("the cold engine did not finish its stores in time")
-    rows = [_judge_prompt(prompt, steps, failures) for prompt in prompts.measured]
+    rows = [_judge_prompt(prompt, steps, failures, source) for prompt in prompts.measured]
     prompt_tokens = sum(row["prompt_tokens"] for row in rows)
     reloaded = sum(row["reloaded_tokens"] for row in rows)
     share = reloaded / prompt_tokens
@@ -52,6 +61,7 @@ def judge_model(
     comparable = None not in differences
     return {
         "model": shape,
+        "source": source,
         "prompts": rows,
         "prompt_tokens": prompt_tokens,
         "reloaded_tokens": reloaded,
@@ -72,7 +82,9 @@ def judge_model(
     }
 
 
-def _judge_prompt(prompt: Prompt, steps: dict[str, Step], failures: list[str]) -> dict[str, Any]:
+def _judge_prompt(
+    prompt: Prompt, steps: dict[str, Step], failures: list[str], source: str
+) -> dict[str, Any]:
     cold, warm, prefix = (steps[f"{kind}:{prompt.name}"] for kind in ("cold", "warm", "prefix"))
     identical = cold["token_ids"] == warm["token_ids"] == prefix["token_ids"]
     # Only runs that computed the same tail are comparable bit by bit, so this comes first.
@@ -89,7 +101,7 @@ def _judge_prompt(prompt: Prompt, steps: dict[str, Step], failures: list[str]) -
         failures.append(f"{prompt.name}: the tokens differ")
     if to_prefix is None:
         failures.append(
-            f"{prompt.name}: {warm['external_tokens']} tokens came from disk, "
+            f"{prompt.name}: {warm['external_tokens']} tokens came from {source}, "
             f"{prefix['local_tokens']} from the prefix cache: not comparable"
         )
     elif to_prefix != 0.0:
@@ -171,7 +183,7 @@ def format_model(model: dict[str, Any]) -> str:
     lines += [
         f"  stored {_mebibytes(model['bytes_stored'])}, loaded {_mebibytes(model['bytes_loaded'])}",
         f"  a loaded row replaced behind the checksum: output {verdict}",
-        f"  a stored byte flipped on disk: {refused}, {recomputed}, output {answer}",
+        f"  a byte of a row in {model['source']} flipped: {refused}, {recomputed}, output {answer}",
     ]
     lines += [f"  FAILED: {failure}" for failure in model["failures"]]
     return "\n".join(lines)
@@ -181,7 +193,7 @@ def format_report(report: dict[str, Any]) -> str:
     """All tables, what the columns mean, and the verdict."""
     parts = [format_model(model) for model in report["models"]]
     parts.append(
-        "cold, warm: time to the first token without and with the disk (for 'all' the median).\n"
+        "cold, warm: time to the first token without and with the tiers (for 'all' the median).\n"
         "vs cache: largest logprob difference to the same prompt answered from vLLM's own prefix\n"
         "cache at the same cached-token count; has to be 0. vs cold: to the cold run, where only\n"
         "the rounding of another batch shape may differ."

@@ -1,6 +1,6 @@
-"""The demo's own disk tier: the product's, and once, on demand, a wrong row behind its back.
+"""The demo's own tiers: the product's, and once, on demand, a wrong row behind its back.
 
-Loaded only inside the warm engine of `kvstrata demo`. While the trigger file is absent it is
+Loaded only inside the warm engine of `kvstrata demo`. While the trigger file is absent each is
 the product's tier. When the file is there and a load has ended well (every checksum verified),
 one row in the CPU tier is overwritten by another row of the same group before vLLM hears of the
 load. Nothing after the checksum can notice, so the answer must change; if it does not, the
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstrata.cli.demo.replacer import RowReplacer
-from kvstrata.vllm.tiers import KVStrataDiskTier
+from kvstrata.vllm.tiers import KVStrataDiskTier, KVStrataObjectTier
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
@@ -59,3 +59,7 @@ class RowReplacingDiskTier(KVStrataDiskTier):
         """Release the view, then close the product's tier."""
         self._replacer.forget()
         super().shutdown()
+
+
+class RowReplacingObjectTier(RowReplacingDiskTier, KVStrataObjectTier):
+    """The same of `kvstrata_object`."""

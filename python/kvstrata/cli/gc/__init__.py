@@ -1,0 +1,1 @@
+"""`kvstrata gc`: remove rows from a bucket or a directory."""

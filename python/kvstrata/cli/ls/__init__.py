@@ -1,0 +1,1 @@
+"""`kvstrata ls`: what lies at a root, and why two namespaces differ."""

@@ -1,0 +1,249 @@
+"""`kv_connector_extra_config` under :class:`kvstrata.vllm.connector.KVStrataConnector`.
+
+Names of ours are checked strictly, names that vLLM reads pass, and others are warned about once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import kvstrata
+from kvstrata.vllm import compat, options, sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from vllm.config import VllmConfig
+
+RESET_ALL = "all"
+RESET_CPU = "cpu"
+EXACT = "exact"
+UNIFORM = "uniform"
+DEFAULT_POLICY = "lru"
+TIERS = "tiers"
+STOCK_TIERS = "secondary_tiers"
+
+# Read here and nowhere in vLLM.
+OURS = ("slots", TIERS, "numa", *options.BESIDE_TIERS)
+# Read by vLLM's connector and specs, 0.32 and 0.33, and allowed under ours.
+VLLM = (
+    "backpressure",
+    "block_size",
+    "blocks_per_chunk",
+    "cache_policy_module_path",
+    "canonical_layout",
+    "cpu_bytes_to_use",
+    "eviction_policy",
+    "max_tracker_size",
+    "offload_prompt_only",
+    STOCK_TIERS,
+    "self_describing_kv_events",
+    "spec_module_path",
+    "spec_name",
+    "store_threshold",
+    "sync_load_budget_bytes",
+    "tier_poll_interval_s",
+)
+# Of vLLM's own managers: nothing would obey them where slots are exact.
+_OF_STOCK_MANAGERS = (
+    "backpressure",
+    "cache_policy_module_path",
+    "max_tracker_size",
+    "store_threshold",
+    "tier_poll_interval_s",
+)
+# What the connector itself puts there.
+INTERNAL_PREFIX = "kvstrata_"
+_SIMILAR = 0.8
+# What the CPU tier knows; vLLM's manager has policies of its own.
+POLICIES = ("lru", "th", "arc_vllm", "s3fifo")
+# What kvstrata.memory.numa knows; the first is the default.
+NUMA = ("off", "local", "interleave")
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """What was configured, and the defaults of what was not."""
+
+    cpu_bytes: int
+    slots: str
+    eviction_policy: str
+    tiers: tuple[dict[str, Any], ...]
+    stock_tiers: tuple[dict[str, Any], ...]
+    numa: str
+    # vLLM's default is to store only prompts. The answer of one turn is part of the next turn's
+    # prompt, so that it is stored here, too: one more row per block of new tokens.
+    offload_prompt_only: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a slot takes what its group needs."""
+        return self.slots == EXACT
+
+
+def check_names(extra_config: Mapping[str, Any]) -> None:
+    """Refuse a name that resembles one that is known, and warn once about any other.
+
+    # Errors
+    :class:`kvstrata.ConfigError` naming both.
+    """
+    known = (*OURS, *VLLM)
+    for name in extra_config:
+        if name in known or name.startswith(INTERNAL_PREFIX):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+        if near:
+            msg = f"unknown option {name!r} in kv_connector_extra_config: did you mean {near[0]!r}?"
+            raise kvstrata.ConfigError(msg)
+        compat.log_once(
+            logging.WARNING,
+            f"kvstrata: option {name!r} in kv_connector_extra_config is unknown and ignored",
+        )
+
+
+def slots_of(extra_config: Mapping[str, Any]) -> str:
+    """How slots are made: to fit their group, unless tiers of vLLM's kind are configured.
+
+    # Errors
+    :class:`kvstrata.ConfigError` for any other word.
+    """
+    default = UNIFORM if extra_config.get(STOCK_TIERS) else EXACT
+    slots = extra_config.get("slots", default)
+    if slots not in {EXACT, UNIFORM}:
+        msg = f"'slots' is {slots!r}, not {EXACT!r} or {UNIFORM!r}"
+        raise kvstrata.ConfigError(msg)
+    return str(slots)
+
+
+def refuse_size_option(vllm_config: VllmConfig) -> None:
+    """`--kv-offloading-size` puts vLLM's own connector in our place, and its number in ours.
+
+    # Errors
+    :class:`kvstrata.ConfigError` where it is set.
+    """
+    size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
+    if size is not None:
+        msg = (
+            f"--kv-offloading-size={size} sets up vLLM's own offloading: remove it, and set "
+            f"'cpu_bytes_to_use' to '{size:g}GiB' in kv_connector_extra_config"
+        )
+        raise kvstrata.ConfigError(msg)
+
+
+def on_reset(extra: Mapping[str, Any]) -> str:
+    """Which tiers a reset forgets: :data:`RESET_ALL` or :data:`RESET_CPU`.
+
+    # Errors
+    :class:`kvstrata.ConfigError` for any other word.
+    """
+    chosen = extra.get("on_reset", RESET_ALL)
+    if chosen not in {RESET_ALL, RESET_CPU}:
+        msg = f"'on_reset' is {chosen!r}, not {RESET_ALL!r} or {RESET_CPU!r}"
+        raise kvstrata.ConfigError(msg)
+    return str(chosen)
+
+
+def parse(extra_config: Mapping[str, Any], memory: Callable[[], int] = sizes.memory) -> StackConfig:
+    """Read the options; `memory` says what a percentage is a part of.
+
+    # Errors
+    :class:`kvstrata.ConfigError` naming the option, and what it can be.
+    """
+    slots = slots_of(extra_config)
+    tiers = _entries(extra_config, TIERS)
+    stock = _entries(extra_config, STOCK_TIERS)
+    if slots == EXACT and stock:
+        msg = (
+            f"{STOCK_TIERS!r} need slots of one size: leave 'slots' out or set it to {UNIFORM!r}, "
+            f"or name kvstrata's own tiers in {TIERS!r}"
+        )
+        raise kvstrata.ConfigError(msg)
+    if slots == UNIFORM and tiers:
+        msg = (
+            f"{TIERS!r} are for slots that fit their group: leave 'slots' out or set it to "
+            f"{EXACT!r}, or name the tiers in {STOCK_TIERS!r}"
+        )
+        raise kvstrata.ConfigError(msg)
+    numa = extra_config.get("numa", NUMA[0])
+    if numa not in NUMA:
+        msg = f"'numa' is {numa!r}, not one of {', '.join(map(repr, NUMA))}"
+        raise kvstrata.ConfigError(msg)
+    policy = _text(extra_config, "eviction_policy", DEFAULT_POLICY)
+    if slots == EXACT:
+        _refuse_stock_options(extra_config)
+        _refuse_other_policies(policy)
+    return StackConfig(
+        cpu_bytes=_cpu_bytes(extra_config, memory),
+        slots=slots,
+        eviction_policy=policy,
+        tiers=tiers,
+        stock_tiers=stock,
+        numa=numa,
+        offload_prompt_only=_flag(extra_config, "offload_prompt_only"),
+    )
+
+
+def _cpu_bytes(extra_config: Mapping[str, Any], memory: Callable[[], int]) -> int:
+    given = extra_config.get("cpu_bytes_to_use")
+    if given is None:
+        msg = (
+            "'cpu_bytes_to_use' is missing in kv_connector_extra_config: the CPU memory of this "
+            "engine, all ranks together, as '64GiB', '50%' or a number of bytes"
+        )
+        raise kvstrata.ConfigError(msg)
+    whole = memory()
+    size = sizes.parse("cpu_bytes_to_use", given, whole)
+    if size > whole:
+        msg = (
+            f"'cpu_bytes_to_use' is {given!r}, {sizes.shown(size)}; this process can be given "
+            f"{sizes.shown(whole)} of memory at most"
+        )
+        raise kvstrata.ConfigError(msg)
+    return size
+
+
+def _entries(extra_config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], ...]:
+    given = extra_config.get(name) or []
+    if not isinstance(given, (list, tuple)) or not all(isinstance(one, dict) for one in given):
+        msg = f"{name!r} is {given!r}, not a list of objects, each with a 'type'"
+        raise kvstrata.ConfigError(msg)
+    for entry in given:
+        if not isinstance(entry.get("type"), str):
+            msg = f"an entry of {name!r} has no 'type': {entry!r}"
+            raise kvstrata.ConfigError(msg)
+    return tuple(given)
+
+
+def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
+    for name in _OF_STOCK_MANAGERS:
+        if name in extra_config:
+            msg = (
+                f"{name!r} is an option of vLLM's own manager, and nothing obeys it with slots "
+                f"that fit their group: remove it, or set 'slots' to {UNIFORM!r}"
+            )
+            raise kvstrata.ConfigError(msg)
+
+
+def _refuse_other_policies(policy: str) -> None:
+    if policy not in POLICIES:
+        msg = f"'eviction_policy' is {policy!r}, not one of {', '.join(map(repr, POLICIES))}"
+        raise kvstrata.ConfigError(msg)
+
+
+def _text(extra_config: Mapping[str, Any], name: str, default: str) -> str:
+    value = extra_config.get(name, default)
+    if not isinstance(value, str):
+        msg = f"{name!r} is {value!r}, not a text"
+        raise kvstrata.ConfigError(msg)
+    return value
+
+
+def _flag(extra_config: Mapping[str, Any], name: str) -> bool:
+    value = extra_config.get(name, False)
+    if not isinstance(value, bool):
+        msg = f"{name!r} is {value!r}, not true or false"
+        raise kvstrata.ConfigError(msg)
+    return value
