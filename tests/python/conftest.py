@@ -39,7 +39,11 @@ def live_children() -> dict[int, str]:
     """Returns process id and command line of every child that still runs."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        for pid in map(int, (task / "children").read_text().split()):
+        try:
+            listed = (task / "children").read_text().split()
+        except FileNotFoundError:  # the thread ended; its children are another's now
+            continue
+        for pid in map(int, listed):
             process = Path(f"/proc/{pid}")
             try:
                 state = (process / "stat").read_text().rpartition(")")[2].split()[0]

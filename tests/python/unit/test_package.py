@@ -35,7 +35,19 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         for name, parameter in signature.parameters.items()
         if parameter.default is not parameter.empty
     }
+    # What stands for "not given" shows as an ellipsis.
     assert defaults == {
+        "capacity": ...,
+        "endpoint": ...,
+        "region": ...,
+        "addressing": "auto",
+        "allow_http": False,
+        "ca_bundle": ...,
+        "requests_max": 32,
+        "in_flight_max": "256MiB",
+        "lookup_wait_s": 2.0,
+        "found_s": 600.0,
+        "absent_s": 15.0,
         "min_free": "5%",
         "policy": "lru",
         "io_backend": "auto",

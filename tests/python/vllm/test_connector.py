@@ -13,25 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import vllm
 from plugin_support.configs import disk_entry, offloading_config
+from plugin_support.models import kv_cache_config, make_model, vllm_config
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    SlidingWindowSpec,
-)
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvstrata
-from kvstrata.vllm import connector, facts, modelconfig, packed, weights
+from kvstrata.vllm import connector, exact, facts, manifest, modelconfig, packed, stackconfig
 from kvstrata.vllm.spec import KVStrataSpec
-from kvstrata.vllm.tiers import KVStrataDiskTier
+from kvstrata.vllm.tiers import KVStrataDiskTier, KVStrataObjectTier
 
 if TYPE_CHECKING:
     from plugin_support.stand_in import Opener
@@ -48,82 +44,9 @@ DOCUMENTED = {
 }
 
 
-class Config:
-    """A transformers configuration as far as the facts read one."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.architectures = ["LlamaForCausalLM"]
-        self.fields = fields
-        self._commit_hash = fields.get("_commit_hash")
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self.fields)
-
-
-def vllm_config(
-    model_dir: Path,
-    *,
-    hf: dict[str, Any] | None = None,
-    extra: dict[str, Any] | None = None,
-    **over: Any,
-) -> Any:
-    hf_config = Config(hidden_size=128, rope_theta=1e4, **(hf or {}))
-    model = {
-        "model": str(model_dir),
-        "model_weights": "",
-        "revision": None,
-        "hf_config": hf_config,
-        "hf_text_config": hf_config,
-        "hf_overrides": {},
-        "max_model_len": 2048,
-        "dtype": torch.bfloat16,
-        "quantization": None,
-        "seed": 0,
-        **over.pop("model", {}),
-    }
-    cache = {
-        "cache_dtype": "auto",
-        "prefix_caching_hash_algo": "sha256",
-        "kv_cache_layout": "LBHNC",
-        "calculate_kv_scales": False,
-        "kv_cache_dtype_skip_layers": [],
-        **over.pop("cache", {}),
-    }
-    return SimpleNamespace(
-        model_config=SimpleNamespace(**model),
-        cache_config=SimpleNamespace(**cache),
-        load_config=SimpleNamespace(load_format=over.pop("load_format", "auto")),
-        speculative_config=over.pop("speculative", None),
-        attention_config=SimpleNamespace(backend=None, backend_per_kind={}),
-        parallel_config=SimpleNamespace(nnodes_within_dp=over.pop("nodes", 1)),
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="KVStrataConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config=extra or {},
-        ),
-    )
-
-
-def kv_cache_config(*, window: int | None = None) -> KVCacheConfig:
-    common: dict[str, Any] = {
-        "block_size": 16,
-        "num_kv_heads": 2,
-        "head_size": 32,
-        "dtype": torch.bfloat16,
-    }
-    groups = [KVCacheGroupSpec(["l.0"], FullAttentionSpec(**common))]
-    if window is not None:
-        groups.append(KVCacheGroupSpec(["l.1"], SlidingWindowSpec(**common, sliding_window=window)))
-    return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
-
-
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "my-model"
-    path.mkdir()
-    (path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      " + b"w" * 100)
-    (path / "README.md").write_text("a model")
-    return path
+    return make_model(tmp_path / "my-model")
 
 
 def test_a_spec_name_that_is_given_is_kept(model_dir: Path) -> None:
@@ -162,17 +85,36 @@ def test_an_engine_over_several_nodes_is_refused(model_dir: Path) -> None:
         )
 
 
+def test_a_misspelt_option_beside_the_tiers_fails_the_start(model_dir: Path) -> None:
+    config = vllm_config(model_dir, extra={"require_slat": True})
+    with pytest.raises(kvstrata.ConfigError, match=r"require_slat.*require_salt"):
+        connector.KVStrataConnector(config, connector.KVConnectorRole.WORKER, kv_cache_config())
+
+
 @pytest.mark.parametrize("extra", [{"blocks_per_chunk": 2}, {"block_size": 64}])
 def test_several_blocks_per_chunk_are_refused_where_a_group_has_a_window(
     model_dir: Path, extra: dict[str, Any]
 ) -> None:
+    extra = {"slots": "uniform", **extra}
     config = vllm_config(model_dir, extra=extra)
     with pytest.raises(kvstrata.ConfigError, match="blocks_per_chunk"):
         connector.KVStrataConnector(
             config, connector.KVConnectorRole.WORKER, kv_cache_config(window=64)
         )
-    connector._refuse_unsupported(config, kv_cache_config(), extra)
-    connector._refuse_unsupported(config, kv_cache_config(window=64), {"blocks_per_chunk": 1})
+    ours = {**extra, "spec_name": "KVStrataSpec"}
+    connector._refuse_unsupported(config, kv_cache_config(), ours)
+    for allowed in (
+        {**ours, "block_size": None, "blocks_per_chunk": 1},
+        # The rows say which chunks a job has, so that the worker notices.
+        {**ours, "slots": "exact"},
+    ):
+        connector._refuse_unsupported(config, kv_cache_config(window=64), allowed)
+    with pytest.raises(kvstrata.ConfigError, match="blocks_per_chunk"):
+        connector._refuse_unsupported(
+            config,
+            kv_cache_config(window=64),
+            {**ours, "slots": "exact", "spec_name": "TieringOffloadingSpec"},
+        )
 
 
 def test_only_a_packed_layout_has_offsets_and_they_are_those_of_the_layers() -> None:
@@ -277,18 +219,6 @@ def test_a_moved_model_keeps_its_identity(model_dir: Path, tmp_path: Path) -> No
     assert digest_of(vllm_config(model_dir.rename(moved / model_dir.name))) == before
 
 
-def test_weights_too_large_to_read_whole_are_sampled(tmp_path: Path) -> None:
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(bytes(3 << 20))
-    first = weights.digest_files([path], whole_bytes_max=1 << 20)
-    assert first["how"] != "content"
-    assert first == weights.digest_files([path], whole_bytes_max=1 << 20)
-    with path.open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"x")
-    assert weights.digest_files([path], whole_bytes_max=1 << 20)["sha256"] != first["sha256"]
-
-
 def test_a_draft_models_weights_are_part_of_the_identity(model_dir: Path) -> None:
     draft = copy.copy(vllm_config(model_dir).model_config)
     config = vllm_config(
@@ -330,10 +260,12 @@ def test_gathered_facts_reach_the_tiers_manifest_and_need_no_identity_from_the_u
     del entry["model_identity"]
     config = offloading_config(engine_id, [entry], extra={facts.KEY: gathered})
     manager: Any = TieringOffloadingSpec(config).get_manager()
-    manifest = opener.opened[0].manifest
-    assert manifest["model"] == "my-model"
-    assert manifest["byte_map"] != facts.UNPROVED
-    assert manifest["facts"] == gathered
+    fields = opener.opened[0].manifest
+    assert fields["model"] == "my-model"
+    assert fields["byte_map"] == manifest.UNPROVED
+    assert fields["engine"]["version"] == vllm.__version__
+    for name in ("revision", "weights", "config", "cache", "hash", "attention", "groups"):
+        assert fields[name] == gathered[name]
     manager.shutdown()
 
 
@@ -348,9 +280,9 @@ def test_facts_without_weights_persist_nothing_unless_the_user_names_them(
     named = TieringOffloadingSpec(
         offloading_config(engine_id, [entry], extra={facts.KEY: gathered})
     )
-    assert facts.manifest(named, "mine")["model_identity"] == "mine"
-    with pytest.raises(facts.PersistenceError, match="model_identity"):
-        facts.manifest(named, None)
+    assert manifest.build(named, "mine")["model_identity"] == "mine"
+    with pytest.raises(manifest.PersistenceError, match="model_identity"):
+        manifest.build(named, None)
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))
@@ -364,12 +296,16 @@ def test_every_documented_configuration_names_things_that_exist(name: str) -> No
     if config.kv_connector == "KVStrataConnector":
         connector.choose_spec(SimpleNamespace(kv_transfer_config=config))  # type: ignore[arg-type]
     assert issubclass(OffloadingSpecFactory.get_spec_cls(extra), TieringOffloadingSpec)
-    for entry in extra["secondary_tiers"]:
-        assert SecondaryTierFactory.get_tier_class(entry) is KVStrataDiskTier
+    if config.kv_connector == "KVStrataConnector":
+        stackconfig.check_names(extra)
+    for entry in extra.get("secondary_tiers", []):
+        assert SecondaryTierFactory.get_tier_class(entry) in (KVStrataDiskTier, KVStrataObjectTier)
+    if "tiers" in extra:
+        exact.check_tiers(stackconfig.parse(extra, lambda: 1 << 40))
 
 
-def test_eight_configurations_are_documented() -> None:
-    assert len(DOCUMENTED) == 8
+def test_eleven_configurations_are_documented() -> None:
+    assert len(DOCUMENTED) == 11
 
 
 @pytest.mark.usefixtures("registered")

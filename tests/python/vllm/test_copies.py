@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,8 +15,13 @@ from plugin_support.geometry import STALE, bench, layout
 from plugin_support.recording import RecordingDevice
 
 from kvstrata.memory.device import HostStream, PageCopy
-from kvstrata.memory.layout import ByteRange, LayoutError, merge, place_blocks
+from kvstrata.memory.layout import ByteRange, ExactLayout, LayoutError, PageRef, merge
+from kvstrata.memory.placement import place_blocks
 from kvstrata.memory.selftest import check_copies
+from kvstrata.memory.transfer import BlockTransfers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def test_stored_blocks_come_back_into_other_blocks() -> None:
@@ -213,23 +220,31 @@ def test_any_job_copies_exactly_its_pages_and_zeroes_the_rest_of_its_slots(
 class _Swapping(HostStream):
     """Swaps the halves of every page on both ways, as a copy that mixes up two heads would."""
 
-    def to_slots(self, copy: PageCopy) -> None:
-        super().to_slots(copy)
-        self._swap(copy.slots, (copy.chunk_ids, copy.sub_blocks), copy.page_bytes)
+    def to_slots(self, copies: Sequence[PageCopy]) -> None:
+        super().to_slots(copies)
+        for copy in copies:
+            for position in copy.positions.tolist():
+                page = copy.arena[position : position + copy.size]
+                page.copy_(page.roll(copy.size // 2))
 
-    def to_blocks(self, copy: PageCopy) -> None:
-        super().to_blocks(copy)
-        self._swap(copy.blocks, (copy.block_ids,), copy.page_bytes)
+    def to_blocks(self, copies: Sequence[PageCopy]) -> None:
+        super().to_blocks(copies)
+        for copy in copies:
+            for block in copy.block_ids.tolist():
+                page = copy.blocks[block, copy.block_offset : copy.block_offset + copy.size]
+                page.copy_(page.roll(copy.size // 2))
 
-    @staticmethod
-    def _swap(tensor: torch.Tensor, index: tuple[np.ndarray, ...], size: int) -> None:
-        at = tuple(torch.from_numpy(part) for part in index)
-        tensor[(*at, slice(0, size))] = tensor[(*at, slice(0, size))].roll(size // 2, dims=-1)
+
+class _SwappingLoads(_Swapping):
+    """Stores as it should."""
+
+    def to_slots(self, copies: Sequence[PageCopy]) -> None:
+        HostStream.to_slots(self, copies)
 
 
 class _SwappingDevice:
-    def open_stream(self) -> _Swapping:
-        return _Swapping()
+    def __init__(self, stream: type[HostStream]) -> None:
+        self.open_stream = stream
 
     def mark_compute(self) -> object:
         return HostStream().mark()
@@ -238,20 +253,42 @@ class _SwappingDevice:
 def test_the_self_test_passes_and_leaves_blocks_as_they_were_and_the_slot_zeroed() -> None:
     b = bench(layout(pages=(64, 32), groups=(((0, 64), (1, 30)), ((1, 32),)), blocks_per_chunk=2))
     before = [tensor.clone() for tensor in b.blocks]
-    check_copies(b.transfers, b.arena, b.blocks, 4)
+    check_copies(b.transfers, b.arena, b.blocks, 4 * b.layout.slot_bytes)
     for tensor, old in zip(b.blocks, before, strict=True):
         assert torch.equal(tensor, old)
     assert not b.slot(4).any()
     assert set(b.slot(3).tolist()) == {STALE}
 
 
-def test_the_self_test_notices_a_copy_that_swaps_heads_both_ways() -> None:
-    b = bench(layout(), device=_SwappingDevice())  # type: ignore[arg-type]
+@pytest.mark.parametrize("stream", [_Swapping, _SwappingLoads])
+def test_the_self_test_notices_a_copy_that_swaps_heads(stream: type[HostStream]) -> None:
+    b = bench(layout(), device=_SwappingDevice(stream))  # type: ignore[arg-type]
     before = [tensor.clone() for tensor in b.blocks]
     with pytest.raises(LayoutError, match="group 0"):
         check_copies(b.transfers, b.arena, b.blocks, 0)
     for tensor, old in zip(b.blocks, before, strict=True):
         assert torch.equal(tensor, old)
+
+
+@pytest.mark.parametrize("stream", [_Swapping, _SwappingLoads])
+@pytest.mark.parametrize("per_chunk", [1, 3])
+def test_the_self_test_notices_it_in_exact_rows_too(
+    stream: type[HostStream], per_chunk: int
+) -> None:
+    whole = ExactLayout(per_chunk, (), (64, 32))
+    groups = ((PageRef(0, 64), PageRef(1, 30)), (PageRef(1, 32),))
+    slots = dataclasses.replace(whole, groups=groups, rank=1, ranks=2)
+    arena = torch.full((4096,), STALE, dtype=torch.int8)
+    blocks = [torch.randint(1, 127, (8, page), dtype=torch.int8) for page in (64, 32)]
+    check_copies(BlockTransfers(slots, arena, blocks), arena, blocks, 128)
+    # The second rank's parts of the rows of both groups, and nothing of the first rank's.
+    touched = [*range(94, 188), *range(32, 64)]
+    zero = {128 + at * per_chunk + byte for at in touched for byte in range(per_chunk)}
+    assert set(np.flatnonzero(arena.numpy() == 0).tolist()) == zero
+    assert set(arena[arena != 0].tolist()) == {STALE}
+    wrong = BlockTransfers(slots, arena, blocks, _SwappingDevice(stream))  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="group 0"):
+        check_copies(wrong, arena, blocks, 128)
 
 
 def test_a_store_reads_what_the_model_wrote_though_the_device_has_not_run_it_yet() -> None:

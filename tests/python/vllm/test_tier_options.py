@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvstrata
-from kvstrata.vllm import compat, facts
+from kvstrata.vllm import compat, facts, options, stackconfig
 from kvstrata.vllm.tiers import KVStrataDiskTier
 
 if TYPE_CHECKING:
@@ -66,6 +66,60 @@ def test_a_misspelt_option_is_an_error_that_names_the_right_one(
 ) -> None:
     with pytest.raises(kvstrata.ConfigError, match=f"'{wrong}'.*'{right}'"):
         make_tier(engine_id, disk_entry("file:///x", **{wrong: "1"}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("require_slat", "require_salt"), ("on_rest", "on_reset"), ("weight_id", "weights_id")],
+)
+def test_a_misspelt_option_beside_the_tiers_is_an_error_too(wrong: str, right: str) -> None:
+    with pytest.raises(kvstrata.ConfigError, match=f"'{wrong}'.*'{right}'"):
+        stackconfig.check_names({"cpu_bytes_to_use": 1, wrong: True})
+
+
+def test_options_of_ours_and_of_others_beside_the_tiers_are_no_misspellings() -> None:
+    others = ("spec_name", "block_size", "eviction_policy", "embedding_model_identity")
+    stackconfig.check_names(dict.fromkeys((*options.BESIDE_TIERS, *others)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model_identity", ""),
+        ("model_identity", {}),
+        ("model_identity", 0),
+        ("weights_id", ""),
+        ("weights_id", 7),
+        ("weights_sampling", "false"),
+        ("weights_sampling", 1),
+    ],
+)
+def test_an_identity_beside_the_tiers_that_names_nothing_is_an_error(
+    name: str, value: object
+) -> None:
+    with pytest.raises(kvstrata.ConfigError, match=name):
+        options.check_beside({name: value})
+
+
+@pytest.mark.parametrize("name", ["require_salt", "tenant", "weights_id"])
+def test_an_option_that_belongs_beside_the_tiers_is_refused_in_an_entry(
+    opener: Opener, engine_id: str, name: str
+) -> None:
+    beside = f"'{name}'.*beside 'tiers' or 'secondary_tiers'"
+    with pytest.raises(kvstrata.ConfigError, match=beside):
+        make_tier(engine_id, disk_entry("file:///x", **{name: "1"}))
+    assert not opener.opened
+
+
+@pytest.mark.parametrize("name", ["require_salt", "persist_lora", "on_reset"])
+def test_a_rule_that_the_connector_would_not_keep_fails_the_start(
+    opener: Opener, engine_id: str, name: str
+) -> None:
+    with pytest.raises(kvstrata.ConfigError, match=f"'{name}'.*KVStrataConnector"):
+        make_tier(engine_id, disk_entry("file:///x"), extra={name: True})
+    assert not opener.opened
+    make_tier(engine_id, disk_entry("file:///x"), extra={name: True, facts.KEY: None})
+    assert len(opener.opened) == 1
 
 
 def test_a_keyword_of_a_newer_vllm_is_ignored_and_logged_once(
@@ -123,14 +177,13 @@ def test_without_an_identity_nothing_is_persisted_and_one_error_says_why(
     assert tier.lookup(key, ReqContext(req_id="r")) is LookupResult.MISS
 
 
-def test_with_a_random_hash_seed_nothing_is_persisted(
-    opener: Opener, engine_id: str, caplog: pytest.LogCaptureFixture
+def test_with_a_random_hash_seed_the_start_fails_and_names_the_settings(
+    opener: Opener, engine_id: str
 ) -> None:
     gathered = {"version": facts.VERSION, "hash": {"algorithm": "xxhash", "seed": None}}
-    with caplog.at_level(logging.ERROR):
+    with pytest.raises(kvstrata.ConfigError, match=r"xxhash.*PYTHONHASHSEED.*sha256"):
         make_tier(engine_id, disk_entry("file:///x"), extra={facts.KEY: gathered})
     assert not opener.opened
-    assert "PYTHONHASHSEED" in caplog.text
 
 
 def test_the_namespace_of_a_plain_connector_is_marked_unproved(

@@ -229,7 +229,7 @@ def test_ranks_that_disagree_about_a_chunk_are_refused(engine_id: str) -> None:
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ({"canonical_layout": True}, "canonical_layout"),
+        ({"canonical_layout": True, "world_size": 2, "chunks": 1}, "canonical_layout"),
         ({"parallel": {"pp_size": 2}}, "pipeline"),
         ({"extra": {"cpu_bytes_to_use": 100}}, "cpu_bytes_to_use"),
     ],
@@ -239,3 +239,34 @@ def test_what_is_not_certified_is_refused_at_start(
 ) -> None:
     with pytest.raises(kvstrata.ConfigError, match=setting):
         make_spec(engine_id, **config)
+
+
+def test_replicated_pages_stored_by_one_rank_alone_are_loaded_by_two_and_the_other_way_round(
+    engine_id: str,
+) -> None:
+    """One copy in a slot, whatever the number of ranks: the row of TP=1 is the row of TP=2."""
+    caches = kv_caches(seed=5)
+    alone = make_spec(f"{engine_id}-1")
+    pair = [
+        make_spec(f"{engine_id}-2", world_size=2, rank=rank, replicated_layout=True, chunks=16)
+        for rank in range(2)
+    ]
+    assert {spec.kv_bytes_per_chunk for spec in [alone, *pair]} == {2 * PAGE}
+    one: Any = alone.get_worker(caches)
+    two: list[Any] = [spec.get_worker(kv_caches(seed=5)) for spec in pair]
+    slots = CPULoadStoreSpec([3])
+    one.submit_store(1, blocks([4]), slots)
+    two[0].submit_store(1, blocks([4]), slots)
+    rows = [w._region.base_tensor.view(-1, 2 * PAGE)[3] for w in (one, two[0], two[1])]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[1], rows[2]), "both ranks see the one copy"
+    expected = [item.tensor[4].clone() for item in caches.tensors]
+    rows[1].copy_(rows[0].clone())
+    for worker in two:
+        assert worker.submit_load(2, slots, blocks([9]))
+    rows[0].copy_(rows[2].clone())
+    one.submit_load(2, slots, blocks([9]))
+    for worker in (one, *two):
+        for tensor, page in zip(worker._transfers._blocks, expected, strict=True):
+            assert torch.equal(tensor[9], page)
+        worker.shutdown()

@@ -36,6 +36,8 @@ def offloading_config(
     rank: int = 0,
     chunks: int = 8,
     events: bool = False,
+    tokens_per_hash: int = 16,
+    tokens_per_block: int = 16,
     extra: dict[str, Any] | None = None,
     **fields: Any,
 ) -> OffloadingConfig:
@@ -56,7 +58,9 @@ def offloading_config(
     return OffloadingConfig(
         groups=tuple(
             OffloadingGroupConfig(
-                tokens_per_block=16, layer_names=(f"layer.{group_id}",), group_id=group_id
+                tokens_per_block=tokens_per_block,
+                layer_names=(f"layer.{group_id}",),
+                group_id=group_id,
             )
             for group_id in group_ids
         ),
@@ -69,7 +73,9 @@ def offloading_config(
         },
         engine_id=engine_id,
         model=OffloadingModelConfig(name="test-model", dtype="bfloat16"),
-        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
+        cache=OffloadingCacheConfig(
+            tokens_per_hash=tokens_per_hash, blocks_per_chunk=blocks_per_chunk
+        ),
         parallel=OffloadingParallelConfig(**parallel),
         **fields,
     )

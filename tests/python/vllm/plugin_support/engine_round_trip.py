@@ -101,7 +101,7 @@ def main(shape: str, folder: str, url: str, kind: str) -> None:
     getattr(manager, "on_reset_flushed", lambda: None)()
     assert llm.reset_prefix_cache()
     warm, cached = answers()
-    tier = manager.secondary_tiers[0]
+    tier = manager.secondary_tiers[0].tier
     engine_id = llm.llm_engine.vllm_config.kv_transfer_config.engine_id
     faults, enabled = tier.faults.total, tier.enabled
     llm.llm_engine.engine_core.shutdown()

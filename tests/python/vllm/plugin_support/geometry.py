@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvstrata.memory.layout import PageRef, SlotLayout, place_blocks
+from kvstrata.memory.layout import PageRef, SlotLayout
+from kvstrata.memory.placement import place_blocks
 from kvstrata.memory.transfer import BlockTransfers
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Bench:
 
     @property
     def layout(self) -> SlotLayout:
-        return self.transfers.layout
+        layout = self.transfers.layout
+        assert isinstance(layout, SlotLayout)
+        return layout
 
     def slot(self, chunk: int) -> torch.Tensor:
         size = self.layout.slot_bytes

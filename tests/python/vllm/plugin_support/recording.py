@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvstrata.memory.device import DeviceEvent, HostStream, PageCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class RecordingEvent:
@@ -42,13 +42,13 @@ class RecordingStream:
         self.device.log.append(f"{self.name} after {event.name}")
         self.queue.append((f"wait {event.name}", lambda: None))
 
-    def to_slots(self, copy: PageCopy) -> None:
+    def to_slots(self, copies: Sequence[PageCopy]) -> None:
         self.device.log.append(f"{self.name} to_slots")
-        self.queue.append(("copy", lambda: HostStream().to_slots(copy)))
+        self.queue.append(("copy", lambda: HostStream().to_slots(copies)))
 
-    def to_blocks(self, copy: PageCopy) -> None:
+    def to_blocks(self, copies: Sequence[PageCopy]) -> None:
         self.device.log.append(f"{self.name} to_blocks")
-        self.queue.append(("copy", lambda: HostStream().to_blocks(copy)))
+        self.queue.append(("copy", lambda: HostStream().to_blocks(copies)))
 
     def mark(self) -> RecordingEvent:
         self.marks += 1

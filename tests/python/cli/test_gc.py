@@ -1,0 +1,113 @@
+"""`kvstrata gc` removes the oldest first, and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvstrata
+from kvstrata.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROW_BYTES = 4096
+DAY = 86_400
+
+
+def keys(count: int) -> list[bytes]:
+    return [number.to_bytes(32, "big") + bytes(4) for number in range(count)]
+
+
+def stored(url: str, model: str, count: int, **options: Any) -> None:
+    arena = mmap.mmap(-1, count * ROW_BYTES)
+    with kvstrata.open_tier(
+        url, manifest={"model": model}, row_bytes=ROW_BYTES, arena=arena, **options
+    ) as tier:
+        tier.store(1, keys(count), [slot * ROW_BYTES for slot in range(count)])
+        (result,) = tier.wait(30.0)
+        assert result.success
+
+
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["gc", "--json", *arguments]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_a_bucket_keeps_what_fits_and_its_records(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"memory://gc-{time.monotonic_ns()}/prefix"
+    stored(url, "m", 10)
+    whole = ROW_BYTES + 256
+    told = report_of(capsys, url, "--capacity", str(4 * whole), "--dry-run")
+    assert (told["removed_rows"], told["kept_rows"]) == (6, 4)
+    told = report_of(capsys, url, "--capacity", str(4 * whole))
+    assert (told["removed_rows"], told["removed_bytes"]) == (6, 6 * whole)
+    assert (told["kept_rows"], told["failed_rows"], told["emptied"]) == (4, 0, [])
+    assert report_of(capsys, url, "--older-than", "1h")["removed_rows"] == 0
+    told = report_of(capsys, url, "--capacity", "0")
+    assert (told["removed_rows"], told["kept_rows"]) == (4, 0)
+    assert len(told["emptied"]) == 1
+    # Manifest and epoch are there: the namespace is used as before.
+    stored(url, "m", 10)
+    assert report_of(capsys, url, "--capacity", "1GiB")["kept_rows"] == 10
+
+
+def test_a_directory_gives_up_idle_namespaces_whole_and_then_the_coldest_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model in ("idle", "busy"):
+        stored(str(tmp_path), model, 100, capacity=8 << 20, min_free=0)
+    files = {
+        model: sorted(tmp_path.glob(f"{model}-*/rows/g0/*.rows")) for model in ("idle", "busy")
+    }
+    assert min(len(found) for found in files.values()) >= 2
+    for age, path in enumerate(files["idle"]):
+        os.utime(path, (time.time() - 3 * DAY - age,) * 2)
+    for age, path in enumerate(files["busy"]):
+        os.utime(path, (time.time() - 100 - age,) * 2)
+    size = files["busy"][0].lstat().st_blocks * 512
+    total = sum(path.lstat().st_blocks * 512 for found in files.values() for path in found)
+    told = report_of(capsys, str(tmp_path), "--capacity", str(total - size))
+    assert told["removed_rows"] == len(files["idle"])
+    assert told["emptied"] == [next(tmp_path.glob("idle-*")).name]
+    left = sum(path.lstat().st_blocks * 512 for path in files["busy"])
+    told = report_of(capsys, str(tmp_path), "--capacity", str(left - size))
+    assert told["removed_rows"] == 1
+    assert not files["busy"][-1].exists()
+    told = report_of(capsys, str(tmp_path), "--older-than", "2d")
+    assert told["removed_rows"] == 0
+
+
+def test_a_directory_in_use_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(str(tmp_path), "m", 10, capacity=1 << 20, min_free=0)
+    with (tmp_path / "kvstrata.lock").open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main(["gc", str(tmp_path), "--capacity", "0"]) == 2
+    assert "is in use" in capsys.readouterr().err
+    assert list(tmp_path.glob("*/rows/g0/*.rows"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--capacity", "much"],
+        ["--older-than", "soon"],
+        [],
+        ["--capacity", "1", "--older-than", "1d"],
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    try:
+        status = main(["gc", str(tmp_path), *arguments])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == 2

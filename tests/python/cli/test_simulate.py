@@ -1,0 +1,175 @@
+"""`kvstrata simulate`: traces replayed against policies and sizes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvstrata.cli import main as entry
+from kvstrata.cli.simulate import capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TRACES = Path(__file__).resolve().parents[3] / "benches" / "traces"
+HEADER = {"format": "kvtrace-ranges-1", "name": "small", "block_tokens": 16}
+
+
+def write(path: Path, requests: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in (HEADER, *requests)))
+    return path
+
+
+def request(t: float, *ranges: int) -> dict[str, Any]:
+    return {"t": t, "s": 1, "o": 10, "h": 0, "r": list(ranges)}
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Any:
+    assert entry.main(["simulate", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_lookups_end_at_the_first_block_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of 4 blocks, 3 stay when the second request has taken 1: the tail has gone, the head is hit.
+    trace = write(tmp_path / "t", [request(0, 0, 4), request(1, 9, 1), request(2, 0, 4)])
+    (result,) = simulate(capsys, "--trace", trace, "--capacity", "4", "--policy", "lru")
+    assert result["trace"] == "small"
+    assert result["policy"] == "lru"
+    assert result["capacity"] == "4"
+    assert (result["requested"], result["hits"], result["written"]) == (9, 3, 6)
+    assert result["hit_ratio"] == 3 / 9
+    assert result["prefill_tokens_saved"] == 48
+
+
+def test_the_best_possible_cache_keeps_what_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(
+        tmp_path / "t", [request(0, 0, 2), request(1, 5, 3), request(2, 0, 2), request(3, 0, 2)]
+    )
+    results = simulate(capsys, "--trace", trace, "--capacity", "2", "--policy", "lru,opt")
+    assert [result["hits"] for result in results] == [2, 4]
+
+
+def test_a_gpu_cache_in_front_takes_its_hits_and_a_tier_below_gives_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(tmp_path / "t", [request(0, 0, 6), request(1, 0, 6)])
+    sizes = ("--capacity", "4", "--gpu", "2", "--below", "6", "--below-policy", "lru")
+    (result,) = simulate(capsys, "--trace", trace, "--policy", "lru", *sizes)
+    assert (result["gpu_hits"], result["hits"], result["below_hits"]) == (2, 2, 2)
+
+
+def test_traces_of_mooncakes_form_are_read_without_their_partial_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [7, 9, 11]},
+        {"timestamp": 500, "input_length": 1024, "output_length": 5, "hash_ids": [7, 9]},
+    ]
+    path = tmp_path / "mooncake.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    (result,) = simulate(capsys, "--trace", path, "--capacity", "100%", "--policy", "th")
+    assert (result["trace"], result["requested"], result["hits"]) == ("mooncake", 4, 2)
+
+
+def test_a_size_in_bytes_needs_the_bytes_of_a_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(tmp_path / "t", [request(0, 0, 6)])
+    arguments = ["simulate", "--trace", str(trace), "--policy", "lru", "--capacity", "1MiB"]
+    assert entry.main(arguments) == 2
+    assert "--block-bytes" in capsys.readouterr().err
+    (result,) = simulate(capsys, *arguments[1:], "--block-bytes", "256KiB")
+    assert (result["blocks"], result["bytes_written"]) == (4, 4 * 256 * 1024)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"t": 1}', '{"t": -1, "r": [0, 1]}'])
+def test_what_is_not_a_trace_is_named_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    path = tmp_path / "t"
+    path.write_text(json.dumps(HEADER) + "\n" + line + "\n")
+    assert entry.main(["simulate", "--trace", str(path)]) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_an_unknown_policy_is_refused_with_those_that_exist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(tmp_path / "t", [request(0, 0, 6)])
+    command = ["simulate", "--trace", str(trace), "--policy", "fifo", "--capacity", "3"]
+    assert entry.main(command) == 2
+    assert "arc_vllm, lru, s3fifo, th" in capsys.readouterr().err
+
+
+def test_curves_are_drawn_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write(tmp_path / "t", [request(0, 0, 6), request(1, 0, 6)])
+    picture = tmp_path / "curves.svg"
+    simulate(capsys, "--trace", trace, "--capacity", "2,6", "--policy", "lru", "--plot", picture)
+    assert picture.read_text().startswith("<svg ")
+    assert picture.read_text().count("<circle") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"), [("5%", 50), ("12", 12), ("1MiB", 16), ("0.5MiB", 8), ("64kib", 1)]
+)
+def test_sizes_are_read(text: str, blocks: int) -> None:
+    assert capacity.blocks(text, 1000, 65536) == blocks
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5 %%", "3 furlongs", "0", "0.01%"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"capacity|size"):
+        capacity.blocks(text, 1000, 65536)
+
+
+def test_th_keeps_its_lead_over_lru_on_the_chat_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    results = simulate(capsys, "--trace", TRACES / "mc_conv.jsonl.gz", "--policy", "th,lru")
+    ratios = {(result["policy"], result["capacity"]): result["hit_ratio"] for result in results}
+    lru = [round(ratios["lru", size], 4) for size in ("1%", "2%", "5%", "10%", "25%")]
+    assert lru == [0.0544, 0.0801, 0.2022, 0.2882, 0.3683]
+    least = {"1%": 1.75, "2%": 1.75, "5%": 1.14, "10%": 1.05, "25%": 0.997}
+    for size, ratio in least.items():
+        assert ratios["th", size] >= ratio * ratios["lru", size], size
+
+
+NOT_YET = pytest.mark.xfail(strict=True, reason="th finds a few rows less than this")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "least"),
+    [
+        ("1%", 1.09),
+        ("2%", 1.0),
+        pytest.param("5%", 1.0, marks=NOT_YET),
+        pytest.param("10%", 0.999, marks=NOT_YET),
+        ("25%", 0.998),
+    ],
+)
+def test_th_keeps_its_lead_over_lru_on_the_agents_trace(
+    capsys: pytest.CaptureFixture[str], size: str, least: float
+) -> None:
+    trace = ("--trace", TRACES / "cc6a.jsonl.gz", "--capacity", size)
+    ratios = {
+        result["policy"]: result["hit_ratio"]
+        for result in simulate(capsys, *trace, "--policy", "th,lru")
+    }
+    assert ratios["th"] >= least * ratios["lru"]
+
+
+@pytest.mark.parametrize(("size", "least"), [("2%", 3.0), ("5%", 1.15)])
+def test_behind_a_gpu_cache_th_gains_more(
+    capsys: pytest.CaptureFixture[str], size: str, least: float
+) -> None:
+    command = ("--trace", TRACES / "mc_conv.jsonl.gz", "--gpu", "1%", "--capacity", size)
+    (th,) = simulate(capsys, *command, "--policy", "th")
+    (lru,) = simulate(capsys, *command, "--policy", "lru", "--head-untold")
+    assert th["hits"] >= least * lru["hits"]

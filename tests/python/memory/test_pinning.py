@@ -1,0 +1,146 @@
+"""Registering memory piece by piece, with registrars that refuse, are slow, or come late."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import pytest
+
+from kvstrata.memory.pinning import Pinning, loaded_runtime, resident
+
+UNIT = 64
+
+
+class Registrar:
+    """Refuses pieces larger than `limit`, and everything from the `fails_at`-th piece on."""
+
+    def __init__(self, limit: int = 1 << 60, fails_at: int = 1 << 60) -> None:
+        self.limit, self.fails_at = limit, fails_at
+        self.held: dict[int, int] = {}
+        self.asked: list[int] = []
+        self.gate = threading.Semaphore(1 << 20)
+
+    def register(self, address: int, nbytes: int) -> bool:
+        self.gate.acquire()
+        self.asked.append(nbytes)
+        if nbytes > self.limit or len(self.held) >= self.fails_at:
+            return False
+        self.held[address] = nbytes
+        return True
+
+    def unregister(self, address: int) -> None:
+        del self.held[address]
+
+
+def pinning(registrar: Registrar | None, nbytes: int, **options: object) -> Pinning:
+    return Pinning(1 << 20, nbytes, registrar, largest=16 * UNIT, smallest=UNIT, **options)  # type: ignore[arg-type]
+
+
+def test_the_exact_size_is_registered_in_pieces_that_begin_at_whole_units() -> None:
+    registrar = Registrar()
+    nbytes = 40 * UNIT + 7
+    made = pinning(registrar, nbytes)
+    assert made.wait(10)
+    assert made.pinned_bytes == nbytes
+    assert registrar.held == {
+        1 << 20: 16 * UNIT,
+        (1 << 20) + 16 * UNIT: 16 * UNIT,
+        (1 << 20) + 32 * UNIT: 8 * UNIT + 7,
+    }
+    made.close()
+    assert not registrar.held
+    assert made.pinned_bytes == 0
+
+
+def test_a_device_that_refuses_large_pieces_gets_smaller_ones() -> None:
+    registrar = Registrar(limit=5 * UNIT)
+    made = pinning(registrar, 20 * UNIT)
+    assert made.wait(10)
+    assert registrar.asked == [16 * UNIT, 8 * UNIT, *[4 * UNIT] * 5]
+    assert made.pinned_bytes == 20 * UNIT
+    assert all((address - (1 << 20)) % UNIT == 0 for address in registrar.held)
+    made.close()
+
+
+def test_what_is_registered_before_a_refusal_stays_and_the_rest_is_named_in_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registrar = Registrar(fails_at=2)
+    with caplog.at_level(logging.WARNING):
+        made = pinning(registrar, 64 * UNIT)
+        assert made.wait(10)
+    assert made.pinned_bytes == 32 * UNIT
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"kvstrata: {32 * UNIT} of {64 * UNIT} bytes of the arena are pinned")
+    made.close()
+    assert not registrar.held
+
+
+def test_the_first_piece_is_there_long_before_the_last() -> None:
+    registrar = Registrar()
+    registrar.gate = threading.Semaphore(1)
+    made = pinning(registrar, 20 * 16 * UNIT)
+    assert made.wait_first(10)
+    assert made.pinned_bytes == 16 * UNIT
+    seen = []
+    for _ in range(19):
+        registrar.gate.release()
+        while made.pinned_bytes == (seen[-1] if seen else 16 * UNIT):
+            pass
+        seen.append(made.pinned_bytes)
+    assert seen == [16 * UNIT * count for count in range(2, 21)]
+    assert made.wait(10)
+    made.close()
+
+
+def test_closing_in_the_middle_undoes_what_was_done() -> None:
+    registrar = Registrar()
+    registrar.gate = threading.Semaphore(2)
+    made = pinning(registrar, 1000 * 16 * UNIT)
+    while made.pinned_bytes < 2 * 16 * UNIT:
+        pass
+    registrar.gate.release(1)
+    made.close()
+    assert not registrar.held
+    assert len(registrar.asked) < 10
+
+
+def test_a_registrar_that_raises_leaves_the_memory_pageable(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Registrar):
+        def register(self, address: int, nbytes: int) -> bool:
+            msg = f"no device for {nbytes} bytes at {address}"
+            raise OSError(msg)
+
+    made = pinning(Broken(), 4 * UNIT)
+    assert made.wait_first(10)
+    assert made.wait(10)
+    assert made.pinned_bytes == 0
+    assert "stays pageable" in caplog.text
+    made.close()
+
+
+def test_taking_pages_makes_them_resident_and_keeps_what_is_written_meanwhile() -> None:
+    fd = os.memfd_create("kvstrata-test")
+    nbytes = (3 << 20) + 4096
+    os.ftruncate(fd, nbytes)
+    os.pwrite(fd, b"kept", 1 << 20)
+    assert os.fstat(fd).st_blocks * 512 == 4096
+    made = Pinning(0, nbytes, None, take=resident(fd), largest=1 << 20, smallest=4096)
+    assert made.wait(30)
+    assert os.fstat(fd).st_blocks * 512 == nbytes, "more or less was taken than asked for"
+    assert os.pread(fd, 4, 1 << 20) == b"kept"
+    made.close()
+    os.close(fd)
+
+
+def test_without_a_device_nothing_is_registered_and_nothing_breaks() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    memory = torch.zeros(1 << 16, dtype=torch.int8)
+    found = loaded_runtime()
+    assert found is None or not found.register(memory.data_ptr(), 1 << 16)
