@@ -1,233 +1,268 @@
-//! GB/s of the disk path by row size: a whole tier, its engine alone, and the raw calls,
-//! interleaved, in random order, on one directory. Engine and raw share file and arena; the tier
-//! has files of its own, adds checksums and row tables, and stores new rows in every pass. See
-//! `Settings` for the environment variables.
+//! GB/s of the disk path by row size: whole tiers, their engines alone, and the raw calls,
+//! interleaved, in random order, in one directory and one arena. See `Settings` for the
+//! environment variables and `README.md` for what the lines mean.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::available_parallelism;
-use std::time::Duration;
 
-use kvstrata_benches::measure::{Pass, median};
-use kvstrata_benches::raw;
-use kvstrata_benches::say;
+use kvstrata_benches::alone::{self, Kind};
+use kvstrata_benches::check::Check;
+use kvstrata_benches::ground::{FILE_NAME, Ground, Move, PASSES_HELD, fresh_file, path_of};
+use kvstrata_benches::measure::Pass;
+use kvstrata_benches::report::{self, Figures, Line, Role};
 use kvstrata_benches::settings::Settings;
 use kvstrata_benches::whole::Whole;
-use kvstrata_core::buffer::Arena;
+use kvstrata_benches::{fio, raw, raw_ring, say};
 use kvstrata_core::error::{Error, Result};
-use kvstrata_core::io::file::FileCache;
-use kvstrata_core::io::probe::probe;
-use kvstrata_core::io::threads::{FileExecutor, ThreadCounts, Threads};
-use kvstrata_core::io::uring;
-use kvstrata_core::io::{
-    Capabilities, Channel, DataFile, Direction, Engine, Memory, Operation, OperationId, Segment,
-};
-use kvstrata_core::sys::clock::{Clock, SystemClock};
-use kvstrata_core::sys::fs::{Access, Direct, Directory, File, ShareMode};
-use kvstrata_testkit::Completions;
-use kvstrata_testkit::memory::leaked_arena;
-use kvstrata_testkit::payload::{next, payload};
-
-const ROW_BYTES: [usize; 3] = [64 << 10, 256 << 10, 2 << 20];
-const PASS_TIME_MAX: Duration = Duration::from_mins(10);
+use kvstrata_core::io::Direction;
+use kvstrata_core::sys::fs::{Directory, File, ShareMode};
+use kvstrata_testkit::payload::next;
+use serde_json::{Value, json};
 
 /// Who moves the bytes; with how many threads, or how deep a ring, where that is a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    Tier,
-    Engine(usize),
-    Ring(usize),
-    Raw(usize),
+    /// A tier over this engine, given jobs of so many bytes at most.
+    Tier(&'static str, usize),
+    Engine(Kind),
+    Raw(Kind),
+    /// Without checksums.
+    Bare(Kind),
+    Fio,
 }
 
-const WAYS: [Way; 7] = [
-    Way::Tier,
-    Way::Engine(4),
-    Way::Engine(8),
-    Way::Ring(8),
-    Way::Ring(64),
-    Way::Raw(8),
-    Way::Raw(16),
+/// Bytes of a job, about what a long prompt stores at once.
+const JOB: usize = 16 << 20;
+
+const WAYS: [Way; 10] = [
+    Way::Tier("uring", JOB),
+    Way::Tier("uring", 1),
+    Way::Tier("threads", JOB),
+    Way::Engine(Kind::Ring(64)),
+    Way::Engine(Kind::Threads(8)),
+    Way::Raw(Kind::Ring(64)),
+    Way::Raw(Kind::Threads(8)),
+    Way::Bare(Kind::Ring(64)),
+    Way::Bare(Kind::Threads(8)),
+    Way::Fio,
 ];
 
-struct Ground {
-    directory: Arc<Directory>,
-    capabilities: Capabilities,
-    arena: Arc<Arena>,
-    file: File,
-    whole: Option<Whole>,
-    pass_bytes: usize,
-    seed: u64,
+/// Those that can be the first to write a file.
+const FIRST_WAYS: [Way; 4] = [
+    Way::Tier("uring", JOB),
+    Way::Tier("threads", JOB),
+    Way::Raw(Kind::Ring(64)),
+    Way::Raw(Kind::Threads(8)),
+];
+
+impl Way {
+    fn line(self) -> Line {
+        let named = |before: &str, kind| match kind {
+            Kind::Ring(depth) => format!("{before}uring({depth})"),
+            Kind::Threads(count) => format!("{before}threads({count})"),
+        };
+        let (name, role) = match self {
+            Self::Tier(engine, JOB) => (format!("tier {engine}"), Role::Tier),
+            Self::Tier(engine, _) => (format!("tier {engine} singly"), Role::Tier),
+            Self::Engine(kind) => (named("", kind), Role::Engine),
+            Self::Raw(kind) => (named("raw ", kind), Role::Raw),
+            Self::Bare(kind) => (named("bare ", kind), Role::Bare),
+            Self::Fio => ("fio".to_owned(), Role::Fio),
+        };
+        Line {
+            name,
+            role,
+            passes: Vec::new(),
+        }
+    }
 }
 
-impl Ground {
-    fn new(directory: Arc<Directory>, pass_bytes: usize) -> Result<Self> {
-        let capabilities = probe(&directory, "threads")?;
-        let arena = leaked_arena(pass_bytes, 0)?;
-        let pattern = payload(b"disk path", 1 << 20);
-        for offset in (0..pass_bytes).step_by(pattern.len()) {
-            let length = pattern.len().min(pass_bytes - offset);
-            if !arena.copy_in(offset, pattern.get(..length).unwrap_or_default()) {
-                return Err(Error::argument("the arena is too short"));
+struct Bench<'a> {
+    settings: &'a Settings,
+    ground: Ground,
+    holder: &'a Path,
+    fio: bool,
+}
+
+impl Bench<'_> {
+    /// All figures of one size of rows.
+    fn measure(&mut self, row_bytes: usize, figures: &mut Vec<Value>) -> Result<()> {
+        if self.settings.measures("first") {
+            figures.push(self.first_writes(row_bytes)?.report());
+        }
+        let mut tiers = Vec::new();
+        for engine in ["uring", "threads"] {
+            let root = self.holder.join(engine);
+            let tier = Whole::open(root, engine, row_bytes, &self.ground.arena)?;
+            tiers.push((engine, tier));
+        }
+        for (what, direction) in [("overwrite", Direction::Write), ("load", Direction::Read)] {
+            if !self.settings.measures(what) {
+                continue;
+            }
+            let mut ways = self.chosen(&WAYS);
+            ways.retain(|(way, _)| *way != Way::Fio || (self.fio && direction == Direction::Write));
+            self.rounds(&mut ways, |bench, way| match way {
+                Way::Tier(engine, job_bytes) => {
+                    let tier = tiers.iter_mut().find(|(name, _)| *name == engine);
+                    let tier = tier.ok_or_else(|| Error::argument("no such tier"))?;
+                    tier.1.settle(bench.ground.random())?;
+                    match direction {
+                        Direction::Write => tier.1.store(job_bytes),
+                        Direction::Read => tier.1.load(bench.ground.random(), job_bytes),
+                    }
+                }
+                way => bench.transfer(way, direction, row_bytes),
+            })?;
+            figures.push(finish(what, row_bytes, ways).report());
+        }
+        for (engine, tier) in tiers {
+            tier.close()?;
+            remove(&self.holder.join(engine))?;
+        }
+        Ok(())
+    }
+
+    /// First writes: into files that nobody has written, made as they are needed.
+    fn first_writes(&mut self, row_bytes: usize) -> Result<Figures> {
+        let mut ways = self.chosen(&FIRST_WAYS);
+        self.rounds(&mut ways, |bench, way| match way {
+            Way::Tier(engine, job_bytes) => {
+                let root = bench.holder.join("first");
+                let arena = Arc::clone(&bench.ground.arena);
+                let mut tier = Whole::open(root.clone(), engine, row_bytes, &arena)?;
+                let pass = tier.store(job_bytes)?;
+                tier.close()?;
+                remove(&root)?;
+                Ok(pass)
+            }
+            way => bench.first_transfer(way, row_bytes),
+        })?;
+        Ok(finish("first", row_bytes, ways))
+    }
+
+    /// Those ways that the settings name, with nothing measured yet.
+    fn chosen(&self, ways: &[Way]) -> Vec<(Way, Line)> {
+        let with_line = |way: &Way| (*way, way.line());
+        let mut chosen: Vec<_> = ways.iter().map(with_line).collect();
+        chosen.retain(|(_, line)| self.settings.takes(&line.name));
+        chosen
+    }
+
+    /// Runs every way once a round, each round in another order.
+    fn rounds(
+        &mut self,
+        ways: &mut [(Way, Line)],
+        mut pass: impl FnMut(&mut Self, Way) -> Result<Option<Pass>>,
+    ) -> Result<()> {
+        for _ in 0..self.settings.rounds {
+            let seed = self.ground.random();
+            ways.sort_by_cached_key(|_| next(seed));
+            for (way, line) in &mut *ways {
+                let pass = pass(self, *way)?;
+                let pass = pass.ok_or_else(|| {
+                    Error::argument(format!("{}: not every byte was moved", line.name))
+                })?;
+                line.passes.push(pass);
             }
         }
-        let broken = |error| Error::config("the file cannot be made").with_source(error);
-        let length = u64::try_from(pass_bytes).unwrap_or(u64::MAX);
-        let whole = directory.create_new("bench.rows", Access::Write, Direct::No);
-        let whole = whole.map_err(broken)?;
-        whole.allocate(length).map_err(broken)?;
-        // A first write into an unwritten extent costs more: not what is measured.
-        let moves: Vec<raw::Move> = moves(pass_bytes, 1 << 20, &mut 1);
-        let direct = capabilities.direct;
-        let file = directory
-            .open("bench.rows", Access::Write, direct)
-            .map_err(broken)?;
-        raw::run(&file, &arena, Direction::Write, 1 << 20, &moves, 4);
-        file.sync_all().map_err(broken)?;
-        Ok(Self {
-            directory,
-            capabilities,
-            arena,
-            file,
-            whole: None,
-            pass_bytes,
-            seed: 5,
-        })
+        Ok(())
     }
 
-    /// One pass over the whole file in random order; None when a byte was not moved.
-    fn pass(&mut self, way: Way, direction: Direction, row_bytes: usize) -> Result<Option<Pass>> {
-        if way == Way::Tier {
-            let whole = self.whole.as_mut();
-            let whole = whole.ok_or_else(|| Error::argument("no tier is open"))?;
-            return whole.pass(direction, row_bytes, &mut self.seed);
-        }
-        Ok(self.transfers(way, direction, row_bytes))
-    }
-
-    fn transfers(&mut self, way: Way, direction: Direction, row_bytes: usize) -> Option<Pass> {
-        let moves = moves(self.pass_bytes, row_bytes, &mut self.seed);
-        let bytes = moves.len() * row_bytes;
-        let mut good = false;
-        let pass = match way {
-            Way::Tier => return None,
-            Way::Raw(threads) => Pass::of(bytes, || {
-                good = raw::run(
-                    &self.file,
-                    &self.arena,
-                    direction,
-                    row_bytes,
-                    &moves,
-                    threads,
-                );
-            }),
-            Way::Engine(_) | Way::Ring(_) => {
-                let completions = Completions::default();
-                let engine = self.engine(way, &completions)?;
-                let operations = self.operations(direction, row_bytes, &moves);
-                let pass = Pass::of(bytes, || {
-                    engine.submit(operations);
-                    let done = completions.wait(moves.len(), PASS_TIME_MAX);
-                    good = done.len() == moves.len() && done.iter().all(|one| one.result.is_ok());
-                });
-                engine.shutdown(PASS_TIME_MAX).then_some(pass)?
-            }
-        };
-        good.then_some(pass)
-    }
-
-    fn engine(&self, way: Way, completions: &Completions) -> Option<Arc<dyn Engine>> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let (files, sink) = (Arc::new(FileCache::new(24)), completions.sink());
-        let (direct, alignment) = (self.capabilities.direct, self.capabilities.alignment);
-        match way {
-            Way::Engine(threads) => {
-                let executor = FileExecutor::new(files, Arc::clone(&clock), direct, alignment);
-                let counts = ThreadCounts {
-                    working: threads,
-                    replacements_max: 0,
-                };
-                let engine = Threads::with_executor(Arc::new(executor), clock, counts, sink);
-                Some(Arc::new(engine.ok()?))
-            }
-            Way::Ring(depth) => {
-                let settings = uring::Settings { depth, alter: None };
-                let mode = (direct, alignment);
-                let engine = uring::Uring::with_settings(&settings, mode, files, clock, sink);
-                Some(Arc::new(engine.ok()?))
-            }
-            Way::Tier | Way::Raw(_) => None,
-        }
-    }
-
-    fn operations(
-        &self,
+    fn transfer(
+        &mut self,
+        way: Way,
         direction: Direction,
         row_bytes: usize,
-        moves: &[raw::Move],
-    ) -> Vec<Operation> {
-        let file = DataFile::new(Arc::clone(&self.directory), "bench.rows", Access::Write);
-        let deadline = SystemClock.now() + PASS_TIME_MAX;
-        let operation = |(id, (slot, offset)): (u64, &raw::Move)| Operation {
-            id: OperationId(id),
-            direction,
-            file: Arc::clone(&file),
-            channel: Channel::Rows,
-            offset: *offset,
-            segments: vec![Segment {
-                memory: Memory::Arena(Arc::clone(&self.arena)),
-                offset: *slot,
-                length: row_bytes,
-            }],
-            deadline,
-        };
-        (0..).zip(moves).map(operation).collect()
-    }
-}
-
-/// Every row of the file once, in random order, each with a slot of its own.
-fn moves(pass_bytes: usize, row_bytes: usize, seed: &mut u64) -> Vec<raw::Move> {
-    let mut rows: Vec<usize> = (0..pass_bytes / row_bytes).collect();
-    rows.sort_by_cached_key(|_| next(seed));
-    let place = |(slot, row): (usize, usize)| {
-        (
-            slot * row_bytes,
-            u64::try_from(row * row_bytes).unwrap_or(u64::MAX),
-        )
-    };
-    rows.into_iter().enumerate().map(place).collect()
-}
-
-fn report(ground: &mut Ground, rounds: usize) -> Result<()> {
-    for direction in [Direction::Write, Direction::Read] {
-        for row_bytes in ROW_BYTES {
-            let mut passes = WAYS.map(|way| (way, Vec::new()));
-            for _ in 0..rounds {
-                let seed = &mut ground.seed;
-                passes.sort_by_cached_key(|_| next(seed));
-                for (way, done) in &mut passes {
-                    let pass = ground.pass(*way, direction, row_bytes)?.ok_or_else(|| {
-                        Error::argument(format!("{way:?}: not every byte was moved"))
-                    })?;
-                    done.push(pass);
-                }
+    ) -> Result<Option<Pass>> {
+        let moves = self.ground.moves(row_bytes);
+        match way {
+            Way::Tier(..) => Ok(None),
+            Way::Engine(kind) => alone::run(&self.ground, kind, direction, row_bytes, &moves),
+            Way::Fio => {
+                let path = path_of(&self.ground.directory, FILE_NAME);
+                let pass_bytes = self.ground.pass_bytes;
+                Ok(fio::store(
+                    &path,
+                    pass_bytes * PASSES_HELD,
+                    pass_bytes,
+                    row_bytes,
+                ))
             }
-            passes.sort_by_key(|(way, _)| WAYS.iter().position(|other| other == way));
-            for (way, done) in passes {
-                let Some((middle, low, high)) = median(done) else {
-                    continue;
-                };
-                say(&format!(
-                    "{:<6} {:>5} KiB  {:<11} {:>6.2} GB/s ({low:.2} to {high:.2})  {:.3} CPU s/GB",
-                    format!("{direction:?}").to_lowercase(),
-                    row_bytes >> 10,
-                    format!("{way:?}").to_lowercase(),
-                    middle.gigabytes_per_second(),
-                    middle.processor_per_gigabyte(),
-                ));
+            Way::Raw(kind) | Way::Bare(kind) => {
+                let check = Check::new(&self.ground.arena, row_bytes)?;
+                let check = matches!(way, Way::Raw(_)).then_some(&check);
+                let mut good = false;
+                let pass = Pass::of(moves.len() * row_bytes, || {
+                    good = self.calls(&self.ground.file, kind, direction, row_bytes, &moves, check);
+                });
+                Ok(good.then_some(pass))
             }
         }
     }
-    Ok(())
+
+    /// The raw calls.
+    fn calls(
+        &self,
+        file: &File,
+        kind: Kind,
+        direction: Direction,
+        row_bytes: usize,
+        moves: &[Move],
+        check: Option<&Check>,
+    ) -> bool {
+        let arena = &self.ground.arena;
+        match kind {
+            Kind::Ring(depth) => {
+                let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+                raw_ring::run(file, arena, direction, row_bytes, moves, depth, check)
+            }
+            Kind::Threads(threads) => {
+                raw::run(file, arena, direction, row_bytes, moves, threads, check)
+            }
+        }
+    }
+
+    /// The raw first writes: a file is made and written, all of it in the time.
+    fn first_transfer(&mut self, way: Way, row_bytes: usize) -> Result<Option<Pass>> {
+        let Way::Raw(kind) = way else {
+            return Ok(None);
+        };
+        let (bytes, name) = (self.ground.pass_bytes, "first.rows");
+        let moves = self.ground.moves_among(row_bytes, bytes);
+        let check = Check::new(&self.ground.arena, row_bytes)?;
+        let ground = &self.ground;
+        let mut done = Ok(false);
+        let pass = Pass::of(bytes, || {
+            let file = fresh_file(&ground.directory, name, &ground.capabilities, bytes);
+            done = file.map(|file| {
+                let direction = Direction::Write;
+                self.calls(&file, kind, direction, row_bytes, &moves, Some(&check))
+            });
+        });
+        let _ = ground.directory.unlink(name);
+        Ok(done?.then_some(pass))
+    }
+}
+
+fn finish(what: &'static str, row_bytes: usize, mut ways: Vec<(Way, Line)>) -> Figures {
+    ways.sort_by_key(|(way, _)| WAYS.iter().position(|other| other == way));
+    Figures {
+        what,
+        row_bytes,
+        lines: ways.into_iter().map(|(_, line)| line).collect(),
+    }
+}
+
+/// Removes the files of a closed tier.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nothing of it is of use any more"
+)]
+fn remove(root: &Path) -> Result<()> {
+    std::fs::remove_dir_all(root)
+        .map_err(|error| Error::config("a tier's root cannot be removed").with_source(error))
 }
 
 fn main() -> Result<()> {
@@ -235,16 +270,38 @@ fn main() -> Result<()> {
     let holder = tempfile::tempdir_in(&settings.directory)
         .map_err(|error| Error::config("KVSTRATA_BENCH_DIR cannot be used").with_source(error))?;
     let directory = Directory::open_root(holder.path(), false, ShareMode::Private)?;
-    let mut ground = Ground::new(Arc::new(directory), settings.pass_bytes)?;
+    let ground = Ground::new(Arc::new(directory), settings.pass_bytes)?;
+    let processors = available_parallelism().map_or(0, usize::from);
+    let mebibytes = settings.pass_bytes >> 20;
+    let (capabilities, rounds) = (ground.capabilities.to_string(), settings.rounds);
     say(&format!(
-        "{} processors; {}; {} MiB a pass, median of {}",
-        available_parallelism().map_or(0, usize::from),
-        ground.capabilities,
-        settings.pass_bytes >> 20,
-        settings.rounds,
+        "{processors} processors; {capabilities}; {mebibytes} MiB a pass over {} MiB, median of {rounds}",
+        mebibytes * PASSES_HELD,
     ));
-    let root = holder.path().join("tier");
-    ground.whole = Some(Whole::open(root, &ROW_BYTES, settings.pass_bytes)?);
-    report(&mut ground, settings.rounds)?;
-    ground.whole.map_or(Ok(()), Whole::close)
+    let fio = fio::is_installed();
+    if !fio {
+        say("fio not installed");
+    }
+    let mut bench = Bench {
+        settings: &settings,
+        ground,
+        holder: holder.path(),
+        fio,
+    };
+    let mut figures = Vec::new();
+    for row_bytes in &settings.row_bytes {
+        bench.measure(*row_bytes, &mut figures)?;
+    }
+    let machine = json!({
+        "processors": processors,
+        "root": capabilities,
+        "pass_bytes": settings.pass_bytes,
+        "rounds": rounds,
+    });
+    if let Some(path) = &settings.json {
+        report::write(path, &machine, &figures).map_err(|error| {
+            Error::config("KVSTRATA_BENCH_JSON cannot be written").with_source(error)
+        })?;
+    }
+    Ok(())
 }

@@ -1,13 +1,25 @@
-//! What the benchmarks share: settings, measuring, printing.
+//! What the benchmarks share: settings, the ways to move bytes, measuring, printing.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
+pub mod alone;
+pub mod check;
+pub mod fio;
+pub mod ground;
 pub mod measure;
 pub mod raw;
+pub mod raw_ring;
+pub mod replayed;
+pub mod report;
 pub mod settings;
 pub mod whole;
 
 /// Prints a line of the report.
 pub fn say(line: &str) {
     println!("{line}");
+}
+
+/// A number of bytes or rows as the core counts them.
+pub fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }

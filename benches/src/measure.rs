@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kvstrata_core::sys::clock::{Clock, SystemClock};
+use rustix::time::{ClockId, clock_gettime};
 
 /// What a pass took.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +12,7 @@ pub struct Pass {
     pub bytes: usize,
     /// Wall time.
     pub wall: Duration,
-    /// Processor time of the whole process, user and system, to 10 ms.
+    /// Processor time of the whole process, user and system, workers of the kernel included.
     pub processor: Duration,
 }
 
@@ -60,20 +61,11 @@ pub fn median(mut passes: Vec<Pass>) -> Option<(Pass, f64, f64)> {
     Some((middle, low, passes.last()?.gigabytes_per_second()))
 }
 
-/// Time used by all threads so far, from `/proc/self/stat` (ticks of 10 ms).
-#[expect(
-    clippy::disallowed_methods,
-    reason = "what the kernel says of the process"
-)]
+/// Time used by all threads of the process so far.
 fn processor_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    let ticks = |position: usize| {
-        fields
-            .split(' ')
-            .nth(position)
-            .and_then(|field| field.parse::<u64>().ok())
-            .unwrap_or(0)
-    };
-    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        u64::try_from(used.tv_sec).unwrap_or(0),
+        u32::try_from(used.tv_nsec).unwrap_or(0),
+    )
 }

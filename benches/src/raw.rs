@@ -6,11 +6,11 @@ use kvstrata_core::buffer::Arena;
 use kvstrata_core::io::Direction;
 use kvstrata_core::sys::fs::{File, IoVector};
 
-/// One row's transfer: slot in the arena and place in the file, in bytes.
-pub type Move = (usize, u64);
+use crate::check::Check;
+use crate::ground::Move;
 
-/// Moves rows of `row_bytes` with `preadv`/`pwritev` from `threads` threads; false when a call
-/// moved less than a row.
+/// Moves rows of `row_bytes` with `preadv`/`pwritev` from `threads` threads, each of which sums up
+/// its rows before it writes or after it reads them; false when a call moved less than a row.
 pub fn run(
     file: &File,
     arena: &Arena,
@@ -18,11 +18,15 @@ pub fn run(
     row_bytes: usize,
     moves: &[Move],
     threads: usize,
+    check: Option<&Check>,
 ) -> bool {
     let next = AtomicUsize::new(0);
     let short = AtomicUsize::new(0);
     let body = || {
         while let Some((slot, offset)) = moves.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(check) = check.filter(|_| direction == Direction::Write) {
+                check.row(*slot);
+            }
             let vector = [IoVector::new(arena.base().wrapping_add(*slot), row_bytes)];
             #[expect(unsafe_code, reason = "the reference makes the engine's own calls")]
             // SAFETY: the moves' slots lie within the arena, which is never freed, and no two of
@@ -33,6 +37,9 @@ pub fn run(
                     Direction::Write => file.write_vectored_at(&vector, *offset),
                 }
             };
+            if let Some(check) = check.filter(|_| direction == Direction::Read) {
+                check.row(*slot);
+            }
             if done.ok() != Some(row_bytes) {
                 short.fetch_add(1, Ordering::Relaxed);
             }

@@ -7,10 +7,19 @@ use std::path::PathBuf;
 pub struct Settings {
     /// `KVSTRATA_BENCH_DIR`: the directory measured; else the temporary directory.
     pub directory: PathBuf,
-    /// `KVSTRATA_BENCH_MIB`: MiB moved by each pass, 512 if not set.
+    /// `KVSTRATA_BENCH_MIB`: MiB moved by each pass, 2048 if not set.
     pub pass_bytes: usize,
     /// `KVSTRATA_BENCH_ROUNDS`: passes of which the median counts, 5 if not set.
     pub rounds: usize,
+    /// `KVSTRATA_BENCH_JSON`: the file that gets the figures as JSON; none if not set.
+    pub json: Option<PathBuf>,
+    /// `KVSTRATA_BENCH_KIB`: row sizes in KiB, separated by commas; 64,256,2048 if not set.
+    pub row_bytes: Vec<usize>,
+    /// `KVSTRATA_BENCH_WHAT`: of first, overwrite and load those that are measured; all if not set.
+    pub what: Option<String>,
+    /// `KVSTRATA_BENCH_WAYS`: beginnings of the names of the ways that are measured, separated by
+    /// commas; all if not set.
+    pub ways: Option<String>,
 }
 
 impl Settings {
@@ -27,10 +36,32 @@ impl Settings {
                 .unwrap_or(default)
         };
         let directory = std::env::var("KVSTRATA_BENCH_DIR");
+        let sizes = std::env::var("KVSTRATA_BENCH_KIB");
+        let sizes = sizes.unwrap_or_else(|_| "64,256,2048".to_owned());
         Self {
             directory: directory.map_or_else(|_| std::env::temp_dir(), PathBuf::from),
-            pass_bytes: number("KVSTRATA_BENCH_MIB", 512).max(4) << 20,
+            pass_bytes: number("KVSTRATA_BENCH_MIB", 2048).max(4) << 20,
             rounds: number("KVSTRATA_BENCH_ROUNDS", 5).max(1),
+            json: std::env::var("KVSTRATA_BENCH_JSON").ok().map(PathBuf::from),
+            row_bytes: sizes
+                .split(',')
+                .filter_map(|size| size.trim().parse::<usize>().ok())
+                .map(|size| size << 10)
+                .collect(),
+            what: std::env::var("KVSTRATA_BENCH_WHAT").ok(),
+            ways: std::env::var("KVSTRATA_BENCH_WAYS").ok(),
         }
+    }
+
+    /// Whether rows are to go through this.
+    pub fn measures(&self, what: &str) -> bool {
+        let chosen = |all: &String| all.split(',').any(|one| one.trim() == what);
+        self.what.as_ref().is_none_or(chosen)
+    }
+
+    /// Whether this way is to be measured.
+    pub fn takes(&self, way: &str) -> bool {
+        let chosen = |all: &String| all.split(',').any(|one| way.starts_with(one.trim()));
+        self.ways.as_ref().is_none_or(chosen)
     }
 }

@@ -1,103 +1,127 @@
 //! The whole path: a tier with its index, row tables, eviction and checksums.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use kvstrata_core::buffer::Arena;
 use kvstrata_core::config::{Size, TierOptions};
 use kvstrata_core::error::{Error, Result};
 use kvstrata_core::io::Direction;
+use kvstrata_core::job::JobResult;
 use kvstrata_core::key::{GroupId, Key};
-use kvstrata_core::tier::Tier;
-use kvstrata_testkit::memory::leaked;
+use kvstrata_core::tier::{Seams, Tier};
 use kvstrata_testkit::payload::{next, payload};
 
+use crate::count;
+use crate::ground::PASSES_HELD;
 use crate::measure::Pass;
 
-/// Bytes of a job, about what a long prompt stores at once.
-const JOB_BYTES: usize = 16 << 20;
 const JOB_TIME_MAX: Duration = Duration::from_mins(5);
+/// Room for superblocks and row tables, beside the rows.
+const OVERHEAD: usize = 64;
 
-/// A tier with one group for each row size, and what was stored last in each.
+/// A tier with one group, and the keys it was given.
 #[derive(Debug)]
 pub struct Whole {
     tier: Tier,
-    row_bytes: Vec<usize>,
+    row_bytes: usize,
     pass_bytes: usize,
-    stored: BTreeMap<GroupId, Vec<Key>>,
-    keys: u64,
+    /// All keys that may be there, the last stored at the end.
+    stored: Vec<Key>,
+    made: u64,
     jobs: u64,
 }
 
 impl Whole {
-    /// Opens a tier at `root` that holds two passes of each row size.
+    /// Opens an empty tier at `root` with as much room as the reference's file has.
     ///
     /// # Errors
     /// As [`Tier::open`].
-    pub fn open(root: PathBuf, row_bytes: &[usize], pass_bytes: usize) -> Result<Self> {
-        let arena = leaked(pass_bytes, 0)?;
-        let pattern = payload(b"whole path", 1 << 20);
-        for offset in (0..pass_bytes).step_by(pattern.len()) {
-            if !arena.copy_in(offset, &pattern) {
-                return Err(Error::argument("a pass is whole MiB"));
-            }
-        }
-        let groups = (0..)
-            .map(GroupId)
-            .zip(row_bytes.iter().map(|bytes| count(*bytes)));
+    pub fn open(
+        root: PathBuf,
+        io_backend: &str,
+        row_bytes: usize,
+        arena: &Arc<Arena>,
+    ) -> Result<Self> {
+        let pass_bytes = arena.length();
+        let held = pass_bytes * PASSES_HELD;
         let mut identity = serde_json::Map::new();
         identity.insert("model".to_owned(), "bench".into());
         let options = TierOptions {
             root,
             identity,
-            row_bytes: groups.collect(),
-            capacity: Size::Bytes(count(pass_bytes) * 2 * count(row_bytes.len())),
+            row_bytes: [(GroupId(0), count(row_bytes))].into(),
+            capacity: Size::Bytes(count(held + held / OVERHEAD)),
             min_free: Size::Bytes(0),
             policy: "lru".to_owned(),
-            io_backend: "auto".to_owned(),
+            io_backend: io_backend.to_owned(),
             deadline: JOB_TIME_MAX,
             share_mode: "private".to_owned(),
             required: true,
             honours_busy: false,
         };
         Ok(Self {
-            tier: Tier::open(options, arena)?,
-            row_bytes: row_bytes.to_vec(),
+            tier: Tier::open_shared(options, Arc::clone(arena), Seams::default())?,
+            row_bytes,
             pass_bytes,
-            stored: BTreeMap::new(),
-            keys: 0,
+            stored: Vec::new(),
+            made: 0,
             jobs: 0,
         })
     }
 
-    /// Stores a pass of new rows, or loads the rows stored last in random order, all jobs at once;
-    /// None when a row was not stored or loaded.
+    /// Stores a pass of new rows, all jobs at once, each of `job_bytes` or one row; None when a row was not stored.
     ///
     /// # Errors
-    /// As [`Tier::store`] and [`Tier::load`].
-    pub fn pass(
-        &mut self,
-        direction: Direction,
-        row_bytes: usize,
-        seed: &mut u64,
-    ) -> Result<Option<Pass>> {
-        let position = self.row_bytes.iter().position(|bytes| *bytes == row_bytes);
-        let group = position
-            .and_then(|position| u32::try_from(position).ok())
-            .map(GroupId);
-        let group = group.ok_or_else(|| Error::argument("no group has rows of that size"))?;
-        let last = self.stored.get(&group).cloned().unwrap_or_default();
-        let known = self.tier.lookup(&last)?;
-        if direction == Direction::Read && (last.is_empty() || known.contains(&Some(false))) {
-            // Other sizes may have taken the space since.
-            self.store(group, row_bytes)?;
+    /// As [`Tier::store`].
+    pub fn store(&mut self, job_bytes: usize) -> Result<Option<Pass>> {
+        let mut keys = Vec::new();
+        for _ in 0..self.pass_bytes / self.row_bytes {
+            self.made += 1;
+            let mut bytes = payload(&self.made.to_le_bytes(), 32);
+            bytes.extend(0_u32.to_be_bytes());
+            keys.push(Key::new(&bytes)?);
         }
-        if direction == Direction::Write {
-            return self.store(group, row_bytes);
+        let pass = self.run(Direction::Write, &keys, job_bytes)?;
+        self.stored.extend(keys);
+        let rows_max = PASSES_HELD * self.pass_bytes / self.row_bytes;
+        let excess = self.stored.len().saturating_sub(rows_max);
+        self.stored.drain(..excess);
+        Ok(pass)
+    }
+
+    /// Fills the tier until every store must evict, then puts the rows in a random order of age,
+    /// so that the next pass overwrites rows at random places.
+    ///
+    /// # Errors
+    /// As [`Tier::store`].
+    pub fn settle(&mut self, seed: &mut u64) -> Result<()> {
+        while self.made < count((PASSES_HELD + 1) * self.pass_bytes / self.row_bytes) {
+            if self.store(self.pass_bytes)?.is_none() {
+                return Err(Error::argument("the tier cannot be filled"));
+            }
         }
-        let mut keys = self.stored.get(&group).cloned().unwrap_or_default();
+        self.stored.sort_by_cached_key(|_| next(seed));
+        for key in &self.stored {
+            self.tier.touch(core::slice::from_ref(key))?;
+        }
+        // The order in which they will be evicted.
+        let known = self.tier.lookup(&self.stored)?;
+        let mut known = known.into_iter();
+        self.stored.retain(|_| known.next().flatten() == Some(true));
+        Ok(())
+    }
+
+    /// Loads a pass of rows in random order, all jobs at once, each of `job_bytes` or one row; None when a row was not loaded.
+    ///
+    /// # Errors
+    /// As [`Tier::load`].
+    pub fn load(&mut self, seed: &mut u64, job_bytes: usize) -> Result<Option<Pass>> {
+        let mut keys = self.stored.clone();
         keys.sort_by_cached_key(|_| next(seed));
-        self.run(direction, row_bytes, &keys)
+        keys.truncate(self.pass_bytes / self.row_bytes);
+        self.run(Direction::Read, &keys, job_bytes)
     }
 
     /// Closes the tier.
@@ -108,35 +132,23 @@ impl Whole {
         self.tier.close(JOB_TIME_MAX)
     }
 
-    fn store(&mut self, group: GroupId, row_bytes: usize) -> Result<Option<Pass>> {
-        let mut keys = Vec::new();
-        for _ in 0..self.pass_bytes / row_bytes {
-            self.keys += 1;
-            let mut bytes = payload(&self.keys.to_le_bytes(), 32);
-            bytes.extend(group.0.to_be_bytes());
-            keys.push(Key::new(&bytes)?);
-        }
-        let pass = self.run(Direction::Write, row_bytes, &keys)?;
-        self.stored.insert(group, keys);
-        Ok(pass)
-    }
-
     fn run(
         &mut self,
         direction: Direction,
-        row_bytes: usize,
         keys: &[Key],
+        job_bytes: usize,
     ) -> Result<Option<Pass>> {
-        let bytes = keys.len() * row_bytes;
         let mut outcome = Ok(false);
-        let pass = Pass::of(bytes, || outcome = self.jobs(direction, row_bytes, keys));
+        let pass = Pass::of(keys.len() * self.row_bytes, || {
+            outcome = self.jobs(direction, keys, job_bytes);
+        });
         Ok(outcome?.then_some(pass))
     }
 
-    fn jobs(&mut self, direction: Direction, row_bytes: usize, keys: &[Key]) -> Result<bool> {
-        let mut slots = (0..).step_by(row_bytes).map(count);
+    fn jobs(&mut self, direction: Direction, keys: &[Key], job_bytes: usize) -> Result<bool> {
+        let mut slots = (0..).step_by(self.row_bytes).map(count);
         let mut open = 0_usize;
-        for keys in keys.chunks((JOB_BYTES / row_bytes).max(1)) {
+        for keys in keys.chunks((job_bytes / self.row_bytes).max(1)) {
             let offsets: Vec<u64> = slots.by_ref().take(keys.len()).collect();
             self.jobs += 1;
             match direction {
@@ -151,13 +163,9 @@ impl Whole {
             if results.is_empty() {
                 return Ok(false);
             }
-            good &= results.iter().all(kvstrata_core::job::JobResult::success);
+            good &= results.iter().all(JobResult::success);
             open = open.saturating_sub(results.len());
         }
         Ok(good)
     }
-}
-
-fn count(bytes: usize) -> u64 {
-    u64::try_from(bytes).unwrap_or(u64::MAX)
 }

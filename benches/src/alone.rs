@@ -1,0 +1,131 @@
+//! An engine without the tier, with the checksum that the tier would compute for each row.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvstrata_core::error::Result;
+use kvstrata_core::io::file::FileCache;
+use kvstrata_core::io::threads::{FileExecutor, ThreadCounts, Threads};
+use kvstrata_core::io::uring::{self, Uring};
+use kvstrata_core::io::{
+    Channel, Completion, CompletionSink, DataFile, Direction, Engine, Memory, Operation,
+    OperationId, Segment, Started,
+};
+use kvstrata_core::sys::clock::{Clock, SystemClock};
+use kvstrata_core::sys::fs::Access;
+use kvstrata_testkit::Completions;
+
+use crate::check::Check;
+use crate::count;
+use crate::ground::{FILE_NAME, Ground, Move};
+use crate::measure::Pass;
+
+const PASS_TIME_MAX: Duration = Duration::from_mins(10);
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Blocking calls from so many threads.
+    Threads(usize),
+    /// A ring so deep.
+    Ring(usize),
+}
+
+/// Moves rows with an engine: each is summed up before it is written, or after it was read, on the
+/// engine's thread. None when a row was not moved.
+///
+/// # Errors
+/// When the engine cannot be started.
+pub fn run(
+    ground: &Ground,
+    kind: Kind,
+    direction: Direction,
+    row_bytes: usize,
+    moves: &[Move],
+) -> Result<Option<Pass>> {
+    let check = Check::new(&ground.arena, row_bytes)?;
+    let completions = Completions::default();
+    let sink = sink(&completions, &check, direction);
+    let engine = start(ground, kind, sink)?;
+    let operations = operations(ground, direction, row_bytes, moves);
+    let mut good = false;
+    let pass = Pass::of(moves.len() * row_bytes, || {
+        if direction == Direction::Read {
+            engine.submit(operations);
+        } else {
+            for operation in operations {
+                let slot = operation.segments.first().map_or(0, |part| part.offset);
+                check.row(slot);
+                engine.submit(vec![operation]);
+            }
+        }
+        let done = completions.wait(moves.len(), PASS_TIME_MAX);
+        good = done.len() == moves.len() && done.iter().all(|one| one.result.is_ok());
+    });
+    Ok((good && engine.shutdown(PASS_TIME_MAX)).then_some(pass))
+}
+
+fn sink(completions: &Completions, check: &Check, direction: Direction) -> CompletionSink {
+    let (collect, check) = (completions.sink(), check.clone());
+    Arc::new(move |completion: Completion| {
+        if direction == Direction::Read {
+            let slot = completion.operation.segments.first();
+            check.row(slot.map_or(0, |part| part.offset));
+        }
+        collect(completion);
+    })
+}
+
+fn start(ground: &Ground, kind: Kind, sink: CompletionSink) -> Result<Arc<dyn Engine>> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let files = Arc::new(FileCache::new(24));
+    let (direct, alignment) = (ground.capabilities.direct, ground.capabilities.alignment);
+    Ok(match kind {
+        Kind::Threads(working) => {
+            let executor = FileExecutor::new(files, Arc::clone(&clock), direct, alignment);
+            let counts = ThreadCounts {
+                working,
+                replacements_max: 0,
+            };
+            Arc::new(Threads::with_executor(
+                Arc::new(executor),
+                clock,
+                counts,
+                sink,
+            )?)
+        }
+        Kind::Ring(depth) => {
+            let settings = uring::Settings {
+                depth,
+                ..uring::Settings::default()
+            };
+            let mode = (direct, alignment);
+            Arc::new(Uring::with_settings(&settings, mode, files, clock, sink)?)
+        }
+    })
+}
+
+fn operations(
+    ground: &Ground,
+    direction: Direction,
+    row_bytes: usize,
+    moves: &[Move],
+) -> Vec<Operation> {
+    let file = DataFile::new(Arc::clone(&ground.directory), FILE_NAME, Access::Write);
+    let deadline = SystemClock.now() + PASS_TIME_MAX;
+    let operation = |(id, (slot, offset)): (usize, &Move)| Operation {
+        started: Started::default(),
+        id: OperationId(count(id)),
+        direction,
+        file: Arc::clone(&file),
+        channel: Channel::Rows,
+        offset: *offset,
+        segments: vec![Segment {
+            memory: Memory::Arena(Arc::clone(&ground.arena)),
+            offset: *slot,
+            length: row_bytes,
+        }],
+        deadline,
+    };
+    moves.iter().enumerate().map(operation).collect()
+}
