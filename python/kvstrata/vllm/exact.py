@@ -15,7 +15,8 @@ import kvstrata
 from kvstrata._native import CpuTier
 from kvstrata.vllm import geometry, manifest, metrics, options, table
 from kvstrata.vllm.below import TierBelow
-from kvstrata.vllm.manager import KVStrataManager, Opened
+from kvstrata.vllm.manager import KVStrataManager
+from kvstrata.vllm.opened import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -169,7 +170,7 @@ def open_below(spec: Any, stack: StackConfig, byte_map: dict[str, Any]) -> Opene
             else:
                 tiers.append(below)
         align = slot_align(rows.row_bytes, (tier.native for tier in tiers))
-        cpu = CpuTier(arena.nbytes, rows.row_bytes, align=align, policy=stack.eviction_policy)
+        cpu = CpuTier(arena.nbytes, rows.row_bytes, align=align, **stack.cpu.options())
     except BaseException:
         for tier in tiers:
             tier.close()

@@ -146,7 +146,13 @@ def test_slots_fit_their_group_unless_tiers_of_vllms_kind_are_configured(
         ({"offload_prompt_only": "no"}, "not true or false"),
         ({"eviction_policy": 3}, "eviction_policy"),
         ({"eviction_policy": "arc"}, "'arc', not one of 'lru', 'th', 'arc_vllm', 's3fifo'"),
-        ({"store_threshold": 2}, "'store_threshold' is an option of vLLM's own manager"),
+        ({"theta": 1.5}, "'theta' is 1.5, not a probability"),
+        ({"theta": True}, "'theta' is True, not a probability"),
+        ({"store_threshold": -1}, "'store_threshold' is -1, not a whole number from 0 on"),
+        ({"max_tracker_size": "many"}, "'max_tracker_size' is 'many', not a whole number"),
+        ({"directory": 0}, "'directory' is 0, not a whole number from 1 on"),
+        ({"protect_waiting": 1}, "not true or false"),
+        ({"slots": "uniform", "theta": 0.1}, "'theta' is an option of slots that fit their group"),
         ({"backpressure": {}}, "'backpressure' is an option of vLLM's own manager"),
     ],
 )
@@ -159,6 +165,31 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(
 
 def test_options_of_vllms_manager_are_allowed_where_it_runs() -> None:
     assert parse(slots="uniform", store_threshold=0, backpressure={}).slots == "uniform"
+
+
+def test_the_cpu_tier_takes_everything_and_protects_who_waits_unless_it_is_told_otherwise() -> None:
+    assert parse().cpu.options() == {
+        "policy": "lru",
+        "theta": 0.0,
+        "store_threshold": 1,
+        "protect_waiting": True,
+    }
+    told = parse(
+        eviction_policy="th",
+        theta=1,
+        store_threshold=2,
+        max_tracker_size=7,
+        directory=100_000,
+        protect_waiting=False,
+    )
+    assert told.cpu.options() == {
+        "policy": "th",
+        "theta": 1.0,
+        "store_threshold": 2,
+        "tracked_keys": 7,
+        "directory": 100_000,
+        "protect_waiting": False,
+    }
 
 
 def test_answers_are_stored_too_unless_the_configuration_says_otherwise() -> None:

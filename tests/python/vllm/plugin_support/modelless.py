@@ -68,6 +68,7 @@ class Shape:
     blocks: int = 56
     slots: int = 64
     is_async: bool = False
+    policy: str = "lru"
     tiers: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -110,6 +111,7 @@ def vllm_config(shape: Shape, model: Path, engine_id: str) -> VllmConfig:
         "cpu_bytes_to_use": max(4096, shape.slots * max(shape.row_bytes.values())),
         "tiers": list(shape.tiers),
         "offload_prompt_only": False,
+        "eviction_policy": shape.policy,
         "blocks_per_chunk": shape.blocks_per_chunk,
     }
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
