@@ -44,7 +44,6 @@ from kvstrata.vllm.rowspec import RowSpec
 from kvstrata.vllm.wholerequests import WholeRequests
 
 if TYPE_CHECKING:
-    from kvstrata.vllm.opened import Opened
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from kvstrata._native import CpuTier
     from kvstrata.vllm.arrivals import Arrival
     from kvstrata.vllm.below import Ended, TierBelow
+    from kvstrata.vllm.opened import Opened
 
 logger = init_logger(__name__)
 

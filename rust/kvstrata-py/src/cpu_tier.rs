@@ -28,10 +28,10 @@ type Prepared<'py> = (Vec<usize>, Vec<u64>, Vec<u64>, Vec<Bound<'py, PyBytes>>);
 /// * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
 /// * ``align``: what every slot's offset is a multiple of; a power of two.
 /// * ``policy``: which rows go first when space is needed; ``"lru"``.
-/// * ``theta``, ``store_threshold``, ``tracked_keys``, ``directory``: as for ``open_tier``, but that
-///   ``theta`` is 0.0 where it is not given. Rows from a tier below are always taken.
-/// * ``protect_waiting``: whether rows stay for requests that were observed and do not run yet, in up
-///   to half of the arena.
+/// * ``theta``, ``store_threshold``, ``tracked_keys``, ``directory``: as for ``open_tier``, but
+///   that ``theta`` is 0.0 where it is not given. Rows from a tier below are always taken.
+/// * ``protect_waiting``: whether rows stay for requests that were observed and do not run yet, in
+///   up to half of the arena.
 ///
 /// Keys are as for :class:`kvstrata.Tier`. Every method may be called from any thread and takes
 /// microseconds. A use of a slot by a tier below has a handle; uses by workers go by key.

@@ -30,7 +30,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("kvstrata ")
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["ls"], ["gc"], ["simulate"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["ls"], ["gc"], ["record"], ["simulate"]])
 def test_every_command_says_how_it_is_used(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

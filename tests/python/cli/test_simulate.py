@@ -66,6 +66,28 @@ def test_a_gpu_cache_in_front_takes_its_hits_and_a_tier_below_gives_more(
     assert (result["gpu_hits"], result["hits"], result["below_hits"]) == (2, 2, 2)
 
 
+def test_blocks_that_too_few_requests_had_are_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first prompt comes three times, the others once.
+    others = [request(number, 100 + number * 4, 4) for number in range(1, 4)]
+    trace = write(tmp_path / "t", [request(0, 0, 4), *others, request(9, 0, 4), request(10, 0, 4)])
+    arguments = ("--trace", trace, "--capacity", "100", "--policy", "lru")
+    (all_of_it,) = simulate(capsys, *arguments)
+    assert (all_of_it["hits"], all_of_it["written"], all_of_it["refused"]) == (8, 16, 0)
+    (some,) = simulate(capsys, *arguments, "--store-threshold", "2")
+    assert (some["hits"], some["written"], some["refused"]) == (4, 4, 16)
+
+
+def test_a_small_directory_learns_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [request(number, number * 4, 4) for number in range(100)]
+    trace = write(tmp_path / "t", lines)
+    arguments = ("--trace", trace, "--capacity", "8", "--policy", "th")
+    (large,) = simulate(capsys, *arguments)
+    (small,) = simulate(capsys, *arguments, "--directory", "8")
+    assert small["policy_bytes"] < large["policy_bytes"]
+
+
 def test_traces_of_mooncakes_form_are_read_without_their_partial_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from vllm.v1.kv_offload.base import Medium, ScheduleEndContext, TierFilter, Tier
 from vllm.v1.request import RequestStatus
 
 import kvstrata
+from kvstrata.cli import main as entry
 from kvstrata.cli.demo.model import make_model
 from kvstrata.vllm import arrivals, exact
 from kvstrata.vllm.arrivals import Arrival
@@ -90,10 +92,11 @@ def start(
 
     monkeypatch.setattr(exact.kvstrata, "open_tier", opener)
 
-    def run(**shape: Any) -> Engine:
-        entry = {"type": "disk", "url": root.as_uri(), "capacity": "4MiB", "min_free": 0}
+    def run(tier: dict[str, Any] | None = None, **shape: Any) -> Engine:
+        place = {"type": "disk", "url": root.as_uri(), "capacity": "4MiB", "min_free": 0}
         root.chmod(0o700)
-        started.append(Modelless(Shape(tiers=(entry,), **shape), model, engine_id))
+        tiers = ({**place, **(tier or {})},)
+        started.append(Modelless(Shape(tiers=tiers, **shape), model, engine_id))
         return Engine(started[-1], opened[-1])
 
     yield run
@@ -156,6 +159,48 @@ def test_requests_that_are_aborted_reset_or_preempted_leave_nothing_behind(
     assert engine.cpu("observed_requests") == 0
     assert engine.cpu("awaited_requests") == engine.cpu("awaited_bytes") == 0
     assert engine.cpu("rows_in_use") == 0
+
+
+def test_an_engine_that_records_makes_a_trace_that_the_simulator_reads(
+    start: Callable[..., Engine], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, out = tmp_path / "recordings", tmp_path / "trace.jsonl"
+    engine = start(record=str(kept))
+    prompt = list(range(3, 3 + 6 * BLOCK))
+    engine.add(prompt, max_tokens=2 * BLOCK)
+    engine.settle()
+    engine.add([*prompt, 7, 8, 9, 10, 11], max_tokens=1)
+    aborted = engine.add(list(range(50, 50 + 2 * BLOCK)))
+    engine.made.scheduler.finish_requests(aborted, RequestStatus.FINISHED_ABORTED)
+    engine.settle()
+    engine.made.connector.shutdown()
+    for path in kept.glob("*.kvrec"):
+        assert not any(str(prompt)[1:20] in line for line in path.read_text().splitlines())
+    assert entry.main(["record", str(kept), "--out", str(out)]) == 0
+    capsys.readouterr()
+    header, *requests = map(json.loads, out.read_text().splitlines())
+    assert (header["block_tokens"], header["unique_blocks"]) == (BLOCK, 9)
+    found = sorted((line["r"], line["o"]) for line in requests)
+    assert found == [([0, 6], 2 * BLOCK), ([0, 7], 1), ([7, 2], 0)]
+    command = ["simulate", "--trace", str(out), "--capacity", "9", "--policy", "th", "--json"]
+    assert entry.main(command) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["requested"], told["hits"]) == (15, 6)
+
+
+def test_rows_that_a_tier_did_not_take_are_offered_again_to_who_has_them(
+    start: Callable[..., Engine],
+) -> None:
+    engine = start(tier={"store_threshold": 2})
+    prompt = list(range(3, 3 + 6 * BLOCK))
+    engine.add(prompt, max_tokens=1)
+    engine.settle()
+    assert engine.told.stats()["unadmitted_stores"] == 6
+    assert engine.told.stats()["rows"] == 0
+    # All of it is on the GPU and in the CPU tier: nothing is loaded, and nothing stored.
+    engine.add(prompt, max_tokens=1)
+    engine.settle()
+    assert engine.told.stats()["rows"] == 6
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 //! Requests that the CPU tier is told of: one access each, rows in the order of the prompt, and rows
 //! that stay while their request waits.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kvstrata_core::cpu::{Asker, CpuOptions, CpuTier, Presence, User};
 use kvstrata_core::eviction::request::Context;
@@ -256,9 +252,7 @@ fn the_rows_of_a_waiting_request_stay_until_it_runs() {
 fn waiting_requests_keep_no_more_than_their_share() {
     let mut requests = Requests::lru(8);
     for request in 0..8 {
-        requests
-            .store(1, request, &keys([request]))
-            .unwrap();
+        requests.store(1, request, &keys([request])).unwrap();
     }
     requests.tier.finish(1, None);
     for request in 0..8_u32 {

@@ -69,6 +69,7 @@ class Shape:
     slots: int = 64
     is_async: bool = False
     policy: str = "lru"
+    record: str | None = None
     tiers: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -114,6 +115,8 @@ def vllm_config(shape: Shape, model: Path, engine_id: str) -> VllmConfig:
         "eviction_policy": shape.policy,
         "blocks_per_chunk": shape.blocks_per_chunk,
     }
+    if shape.record is not None:
+        extra["record"] = shape.record
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.kv_cache_layout = "LBHNC"
     cache.num_gpu_blocks = shape.blocks
