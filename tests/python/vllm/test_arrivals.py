@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(kvstrata, "_native"), reason="kvstrata._native is not built"
-)
-SETTLE_S = 60.0
+pytestmark = [
+    pytest.mark.skipif(not hasattr(kvstrata, "_native"), reason="kvstrata._native is not built"),
+    pytest.mark.timeout(300),
+]
+SETTLE_S = 100.0
 
 
 class Told:

@@ -160,7 +160,7 @@ impl CpuTier {
             ..Own::default()
         };
         let classes = self.slots.geometry().classes();
-        let mut paths: Vec<Vec<(u64, Tag, Option<EntryId>)>> = vec![Vec::new(); classes];
+        let mut paths: Vec<Vec<(u64, Tag, Option<(Handle, EntryId)>)>> = vec![Vec::new(); classes];
         for (key, end) in keys {
             let Ok(class) = self.class_of(key) else {
                 continue;
@@ -170,10 +170,7 @@ impl CpuTier {
                 (handle, id)
             });
             if let Some(path) = paths.get_mut(usize::from(class.0)) {
-                path.push((*end, self.entries.tag(key), found.map(|(_, id)| id)));
-            }
-            if let Some((handle, _)) = found {
-                own.add(Class(class.0), *end, handle);
+                path.push((*end, self.entries.tag(key), found));
             }
         }
         for (class, mut path) in (0_u16..).map(Class).zip(paths) {
@@ -183,7 +180,14 @@ impl CpuTier {
             // Groups that share slots stand side by side: a prefix needs all of them.
             path.sort_by_key(|(end, ..)| *end);
             let tags: Vec<Tag> = path.iter().map(|(_, tag, _)| *tag).collect();
-            let resident: Vec<EntryId> = path.iter().filter_map(|(.., id)| *id).collect();
+            let there = path
+                .iter()
+                .filter_map(|(end, _, row)| Some((*end, (*row)?)));
+            let mut resident: Vec<EntryId> = Vec::with_capacity(path.len());
+            for (end, (handle, id)) in there {
+                own.add(class, end, handle);
+                resident.push(id);
+            }
             let arrival = Arrival {
                 id: RequestId(u64::from(request)),
                 class,
@@ -229,15 +233,7 @@ impl CpuTier {
     /// Counts what a request does with rows that are there, given by the positions of their keys.
     pub(super) fn access(&mut self, keys: &[Key], found: &[(usize, EntryId)], asker: Asker<'_>) {
         let request = asker.request;
-        let mut is_new = false;
-        for (position, id) in found {
-            if let Some(end) = asker.end(*position)
-                && let Some(class) = self.class_of_entry(*id)
-                && let Some(handle) = self.entries.handle(*id)
-            {
-                is_new |= self.requests.add(request, class, end, handle);
-            }
-        }
+        let is_new = self.note_rows(found, asker);
         if !self.requests.is_observed(request) {
             for id in tail_first(keys, found, asker) {
                 if self.is_first_access(id, request) {
@@ -250,6 +246,25 @@ impl CpuTier {
             head_first.reverse();
             self.policy.arrange(&head_first);
         }
+    }
+
+    /// Notes rows of a request, given by the positions of their keys; whether any was not known.
+    pub(super) fn note_rows(&mut self, rows: &[(usize, EntryId)], asker: Asker<'_>) -> bool {
+        let mut ends: Vec<(u64, EntryId)> = rows
+            .iter()
+            .filter_map(|(position, id)| Some((asker.end(*position)?, *id)))
+            .collect();
+        // In the order of the prompt, so that each goes to the end of what is known.
+        ends.sort_by_key(|(end, _)| *end);
+        let mut is_new = false;
+        for (end, id) in ends {
+            if let Some(class) = self.class_of_entry(id)
+                && let Some(handle) = self.entries.handle(id)
+            {
+                is_new |= self.requests.add(asker.request, class, end, handle);
+            }
+        }
+        is_new
     }
 
     /// Whether this is an access by another request than the last.

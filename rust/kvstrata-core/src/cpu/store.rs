@@ -229,15 +229,10 @@ impl CpuTier {
                 self.policy.insert_behind(&rows, *before);
             }
         }
-        for (position, id) in added {
+        for (_, id) in added {
             self.policy.pin(*id);
-            if let Some(end) = asker.end(*position)
-                && let Some(class) = self.class_of_entry(*id)
-                && let Some(handle) = self.entries.handle(*id)
-            {
-                self.requests.add(request, class, end, handle);
-            }
         }
+        self.note_rows(added, asker);
     }
 
     /// What the policy is told of an entry.
