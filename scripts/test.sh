@@ -34,7 +34,8 @@ run_pytest() { "$VENV_PYTHON" -m pytest --junit-xml="$REPORTS/${STEP// /-}.xml" 
 with_vllm() { # with_vllm VERSION PATH ARGUMENT...
     local version=$1 path=$2
     shift 2
-    PYTHONPATH=$path VLLM_TARGET_DEVICE=cpu HF_HUB_OFFLINE=1 KVSTRATA_TEST_VLLM=$version run_pytest "$@"
+    PYTHONPATH=$path VLLM_TARGET_DEVICE=cpu HF_HUB_OFFLINE=1 KVSTRATA_TEST_VLLM=$version \
+        KVSTRATA_TEST_VLLM_SOURCES=$VLLM_CASES_DIR run_pytest "$@"
 }
 
 core_is_free_of_python() {
@@ -131,7 +132,7 @@ group_python() {
     step "environment: wheel" scripts/env.sh tools wheel
     step "stubs match the module" "$VENV_PYTHON" -m mypy.stubtest kvstrata._native \
         --mypy-config-file pyproject.toml
-    step "environment: vLLM" scripts/env.sh vllm sources servers
+    step "environment: vLLM" scripts/env.sh vllm sources cases servers
     step "pytest" run_pytest -m "not engine and not slow and not gpu" \
         --ignore=tests/python/vllm --ignore=tests/python/memory tests/python
     step "pytest torch" run_pytest -m "not slow and not gpu" tests/python/memory

@@ -72,14 +72,20 @@ class Opened:
     release: Callable[[], object]
     # Tiers that were configured and persist nothing, by name.
     off: tuple[str, ...] = ()
+    # What vLLM publishes of the CPU tier and of each tier below (:mod:`kvstrata.vllm.configinfo`).
+    config_info: tuple[Mapping[str, Any], ...] = ()
 
 
-# Seconds that a request may be told that rows are on their way.
-WAIT_SECONDS = 10.0
-# Thousandths of the arena that rows from below may take before their requests take them: in all, so
-# that requests in a queue leave room for stores, and for one request, so that it can be loaded.
-SHARE = 500
-REQUEST_SHARE = 750
+@dataclass(frozen=True)
+class LoadLimits:
+    """What loads from tiers below may take of time and of the arena."""
+
+    # Seconds that a request may be told that rows are on their way.
+    wait_s: float = 10.0
+    # Parts of the arena that rows from below may take before their requests take them: in all, so
+    # that requests in a queue leave room for stores, and for one request, so that it can be loaded.
+    share: float = 0.5
+    request_share: float = 0.75
 
 
 class KVStrataManager(OffloadingManager):
@@ -91,19 +97,17 @@ class KVStrataManager(OffloadingManager):
         opener: Callable[[dict[str, Any]], Opened],
         *,
         events: bool = False,
-        wait_s: float = WAIT_SECONDS,
+        limits: LoadLimits = LoadLimits(),
         clock: Callable[[], float] = time.monotonic,
-        config_info: Mapping[str, Any] | None = None,
     ) -> None:
         """`opener` makes what the manager works on, for the byte map that all ranks agreed to.
 
-        `clock` is read once a step. `config_info` is what vLLM publishes of this manager.
+        `clock` is read once a step.
         """
         self._tokens = list(tokens_per_chunk.items())
         self._opener = opener
-        self._wait_s = wait_s
+        self._limits = limits
         self._clock = clock
-        self._config_info = dict(config_info or {})
         self._byte_map: dict[str, Any] | None = None
         self._opened: Opened | None = None
         self._book: RequestBook | None = None
@@ -144,9 +148,9 @@ class KVStrataManager(OffloadingManager):
             sources=[CacheHitSource.HOST, *(tier.cache_hit_source for tier in opened.tiers)],
             everywhere=TierFilter.ALL,
             allowed=self._allowed,
-            wait_s=self._wait_s,
-            share=SHARE,
-            request_share=REQUEST_SHARE,
+            wait_s=self._limits.wait_s,
+            share=_thousandths(self._limits.share),
+            request_share=_thousandths(self._limits.request_share),
         )
 
     def _allowed(self, req_context: ReqContext) -> tuple[bool, int]:
@@ -317,7 +321,7 @@ class KVStrataManager(OffloadingManager):
             logger.warning(
                 "kvstrata: a request waited %g s for rows, among them %s; it goes on without what "
                 "is not there (vllm:kvstrata_cpu_timed_out_waits counts such requests)",
-                self._wait_s,
+                self._limits.wait_s,
                 key.hex(),
             )
 
@@ -397,8 +401,8 @@ class KVStrataManager(OffloadingManager):
         }
 
     def config_info(self) -> list[Mapping[str, Any]]:
-        """What does not change: one mapping, for the CPU tier (vLLM 0.33)."""
-        return [self._config_info]
+        """What does not change, of each tier; vLLM 0.33 asks once, after the manager is open."""
+        return [] if self._opened is None else list(self._opened.config_info)
 
     def shutdown(self) -> None:
         """Close the tiers below, and let the arena go unless the kernel still owns bytes of it."""
@@ -411,3 +415,7 @@ class KVStrataManager(OffloadingManager):
         closed = [tier.close() for tier in opened.tiers]
         if all(closed):
             opened.release()
+
+
+def _thousandths(part: float) -> int:
+    return max(1, round(part * 1000))

@@ -27,7 +27,8 @@ TIERS = "tiers"
 STOCK_TIERS = "secondary_tiers"
 
 # Read here and nowhere in vLLM.
-OURS = ("slots", TIERS, "numa", *options.BESIDE_TIERS)
+LOADS = ("load_wait_s", "load_share", "request_load_share")
+OURS = ("slots", TIERS, "numa", *LOADS, *options.BESIDE_TIERS)
 # Read by vLLM's connector and specs, 0.32 and 0.33, and allowed under ours.
 VLLM = (
     "backpressure",
@@ -77,6 +78,12 @@ class StackConfig:
     # vLLM's default is to store only prompts. The answer of one turn is part of the next turn's
     # prompt, so that it is stored here, too: one more row per block of new tokens.
     offload_prompt_only: bool
+    # Seconds that a request waits for rows on their way from below or from a worker.
+    load_wait_s: float
+    # Parts of the arena that rows from below may take before their requests take them: in all, so
+    # that a queue leaves room for stores, and for one request, so that it can be loaded.
+    load_share: float
+    request_load_share: float
 
     @property
     def is_exact(self) -> bool:
@@ -175,6 +182,8 @@ def parse(extra_config: Mapping[str, Any], memory: Callable[[], int] = sizes.mem
     if slots == EXACT:
         _refuse_stock_options(extra_config)
         _refuse_other_policies(policy)
+    else:
+        _refuse_own_options(extra_config)
     return StackConfig(
         cpu_bytes=_cpu_bytes(extra_config, memory),
         slots=slots,
@@ -183,6 +192,9 @@ def parse(extra_config: Mapping[str, Any], memory: Callable[[], int] = sizes.mem
         stock_tiers=stock,
         numa=numa,
         offload_prompt_only=_flag(extra_config, "offload_prompt_only"),
+        load_wait_s=_number(extra_config, "load_wait_s", 10.0, most=3600.0),
+        load_share=_number(extra_config, "load_share", 0.5, most=1.0),
+        request_load_share=_number(extra_config, "request_load_share", 0.75, most=1.0),
     )
 
 
@@ -227,6 +239,16 @@ def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
             raise kvstrata.ConfigError(msg)
 
 
+def _refuse_own_options(extra_config: Mapping[str, Any]) -> None:
+    for name in LOADS:
+        if name in extra_config:
+            msg = (
+                f"{name!r} is an option of our own manager, and nothing obeys it with slots of one "
+                f"size: remove it, or set 'slots' to {EXACT!r}"
+            )
+            raise kvstrata.ConfigError(msg)
+
+
 def _refuse_other_policies(policy: str) -> None:
     if policy not in POLICIES:
         msg = f"'eviction_policy' is {policy!r}, not one of {', '.join(map(repr, POLICIES))}"
@@ -247,3 +269,12 @@ def _flag(extra_config: Mapping[str, Any], name: str) -> bool:
         msg = f"{name!r} is {value!r}, not true or false"
         raise kvstrata.ConfigError(msg)
     return value
+
+
+def _number(extra_config: Mapping[str, Any], name: str, default: float, *, most: float) -> float:
+    value = extra_config.get(name, default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= most:
+        msg = f"{name!r} is {value!r}, not a number above 0 and up to {most:g}"
+        raise kvstrata.ConfigError(msg)
+    return float(value)

@@ -148,6 +148,12 @@ def test_slots_fit_their_group_unless_tiers_of_vllms_kind_are_configured(
         ({"eviction_policy": "arc"}, "'arc', not one of 'lru', 'th', 'arc_vllm', 's3fifo'"),
         ({"store_threshold": 2}, "'store_threshold' is an option of vLLM's own manager"),
         ({"backpressure": {}}, "'backpressure' is an option of vLLM's own manager"),
+        ({"load_wait_s": 0}, "'load_wait_s' is 0, not a number above 0 and up to 3600"),
+        ({"load_share": 1.5}, "'load_share' is 1.5, not a number above 0 and up to 1"),
+        ({"request_load_share": "75%"}, "'request_load_share' is '75%', not a number"),
+        ({"load_wait_s": float("nan")}, "'load_wait_s' is nan"),
+        ({"load_share": True}, "'load_share' is True"),
+        ({"slots": "uniform", "load_share": 1}, "'load_share' is an option of our own manager"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_remedy(
@@ -159,6 +165,13 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(
 
 def test_options_of_vllms_manager_are_allowed_where_it_runs() -> None:
     assert parse(slots="uniform", store_threshold=0, backpressure={}).slots == "uniform"
+
+
+def test_limits_of_loads_from_below_have_defaults_and_are_taken_as_given() -> None:
+    limits = parse()
+    assert (limits.load_wait_s, limits.load_share, limits.request_load_share) == (10.0, 0.5, 0.75)
+    limits = parse(load_wait_s=2, load_share=0.25, request_load_share=1)
+    assert (limits.load_wait_s, limits.load_share, limits.request_load_share) == (2.0, 0.25, 1.0)
 
 
 def test_answers_are_stored_too_unless_the_configuration_says_otherwise() -> None:

@@ -69,6 +69,8 @@ class Shape:
     slots: int = 64
     is_async: bool = False
     tiers: tuple[dict[str, Any], ...] = ()
+    # How long a request waits for rows on their way, instead of our own default.
+    load_wait_s: float = 10.0
 
     @property
     def row_bytes(self) -> dict[int, int]:
@@ -109,6 +111,7 @@ def vllm_config(shape: Shape, model: Path, engine_id: str) -> VllmConfig:
     extra: dict[str, Any] = {
         "cpu_bytes_to_use": max(4096, shape.slots * max(shape.row_bytes.values())),
         "tiers": list(shape.tiers),
+        "load_wait_s": shape.load_wait_s,
         "offload_prompt_only": False,
         "blocks_per_chunk": shape.blocks_per_chunk,
     }
