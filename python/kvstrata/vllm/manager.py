@@ -402,7 +402,8 @@ class KVStrataManager(OffloadingManager):
 
     def config_info(self) -> list[Mapping[str, Any]]:
         """What does not change, of each tier; vLLM 0.33 asks once, after the manager is open."""
-        return [] if self._opened is None else list(self._opened.config_info)
+        known = () if self._opened is None else self._opened.config_info
+        return list(known) or [{}]
 
     def shutdown(self) -> None:
         """Close the tiers below, and let the arena go unless the kernel still owns bytes of it."""
