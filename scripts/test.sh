@@ -106,6 +106,7 @@ group_lint() {
 
 # The binding crate has no tests of its own: tests/python are its tests.
 group_rust() {
+    step "environment: servers" scripts/env.sh servers
     step "rust tests" cargo test --locked --quiet --workspace --exclude kvstrata-py
     step "schedules" schedules 300
 }
