@@ -55,6 +55,8 @@ impl Whole {
             capacity: Size::Bytes(count(held + held / OVERHEAD)),
             min_free: Size::Bytes(0),
             policy: "lru".to_owned(),
+            directory: None,
+            admission: kvstrata_core::eviction::admission::AdmissionOptions::default(),
             io_backend: io_backend.to_owned(),
             deadline: JOB_TIME_MAX,
             share_mode: "private".to_owned(),

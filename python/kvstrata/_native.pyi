@@ -75,6 +75,10 @@ class CpuTier:
     * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
     * ``align``: what every slot's offset is a multiple of; a power of two.
     * ``policy``: which rows go first when space is needed; ``"lru"``.
+    * ``theta``, ``store_threshold``, ``tracked_keys``, ``directory``: as for ``open_tier``, but that
+      ``theta`` is 0.0 where it is not given. Rows from a tier below are always taken.
+    * ``protect_waiting``: whether rows stay for requests that were observed and do not run yet, in up
+      to half of the arena.
 
     Keys are as for :class:`kvstrata.Tier`. Every method may be called from any thread and takes
     microseconds. A use of a slot by a tier below has a handle; uses by workers go by key.
@@ -89,6 +93,11 @@ class CpuTier:
         *,
         align: SupportsIndex = 64,
         policy: str = ...,
+        theta: float = ...,
+        store_threshold: int = ...,
+        tracked_keys: int = ...,
+        directory: int = ...,
+        protect_waiting: bool = ...,
     ) -> CpuTier: ...
     def __reduce__(self, /) -> tuple[Any, ...]: ...
     def abandon(self, /, handles: SupportsGetItem[int, SupportsIndex]) -> None:
@@ -294,7 +303,7 @@ class RequestBook:
 
         Returns the keys that became ready, group by group in the order of the prompt.
         """
-    def end(self, /, context: Any) -> None:
+    def end(self, /, context: Any, output_tokens: SupportsIndex | None = None) -> None:
         """A request has ended: what it pinned, holds and waits for goes."""
     def end_step(
         self, /, now: SupportsFloat | SupportsIndex
@@ -333,6 +342,24 @@ class RequestBook:
 
         Never raises for a key of bytes.
         """
+    def observe(
+        self,
+        /,
+        context: Any,
+        groups: SupportsGetItem[int, Iterable[bytes | bytearray | memoryview]],
+        now: SupportsFloat | SupportsIndex,
+        *,
+        prompt_tokens: SupportsIndex | None = None,
+        new_tokens: SupportsIndex | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """A request has arrived: its one access to its keys, whichever of them are there.
+
+        ``groups`` has all its keys, group by group in the order of the prompt; the rest is as for
+        ``Tier.observe``. ``now`` is as for ``end_step``. A context that was not begun is ignored.
+        """
+    def preempted(self, /, context: Any) -> None:
+        """A request was taken out of the batch, and waits to run again."""
     def prepare_load(
         self, /, keys: Any, context: Any
     ) -> tuple[tuple[bytes, ...], bytes, bytes, bytes] | None:
@@ -493,6 +520,8 @@ class Trace:
         below_policy: str | None = None,
         below_capacity: SupportsIndex = 0,
         below_theta: SupportsFloat | SupportsIndex = 0.0,
+        store_threshold: SupportsIndex = 1,
+        directory: SupportsIndex | None = None,
         head_untold: bool = False,
         told_late: bool = False,
         each: Any | None = None,
@@ -565,6 +594,10 @@ def open_tier(
     share_mode: str = ...,
     required: bool = ...,
     honours_busy: bool = ...,
+    theta: float = ...,
+    store_threshold: int = ...,
+    tracked_keys: int = ...,
+    directory: int = ...,
     endpoint: str = ...,
     region: str = ...,
     addressing: str = ...,
@@ -594,6 +627,12 @@ def open_tier(
       ended; on a mount whose calls can hang, loads go through buffers, so that they end at their
       deadline all the same. True: a load may end at its deadline with ``busy`` positions, and the
       caller does not reuse those slots while ``busy_offsets()`` names them.
+    * ``theta``: rows that are less likely than that to be used again within an hour are not stored;
+      0.05. Nothing is known before requests were observed, and then everything is stored.
+      ``store_threshold``: requests that must have had a key before its row is stored; 1. It is
+      counted for ``tracked_keys`` keys; 64,000. Such stores end as ``"dropped"``.
+    * ``directory``: keys that what predicts this knows at most: eight for each row with the policy
+      ``"th"``, else 262,144.
 
     For directories alone:
 

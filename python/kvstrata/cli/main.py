@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvstrata.cli.demo import command as demo
 from kvstrata.cli.gc import command as gc
 from kvstrata.cli.ls import command as ls
+from kvstrata.cli.record import command as record
 from kvstrata.cli.simulate import command as simulate
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_parser(subparsers)
     ls.add_parser(subparsers)
     gc.add_parser(subparsers)
+    record.add_parser(subparsers)
     simulate.add_parser(subparsers)
     return parser
 

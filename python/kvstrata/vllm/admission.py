@@ -67,7 +67,8 @@ class _Refused:
     """What the context of a refused request has among its state."""
 
 
-def _is_refused(req_context: ReqContext) -> bool:
+def is_refused(req_context: ReqContext) -> bool:
+    """Whether the request of this context is kept out."""
     return req_context.get_state(_Refused) is not None
 
 
@@ -96,13 +97,13 @@ class AdmittingManager:
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """A miss for a refused request."""
-        if _is_refused(req_context):
+        if is_refused(req_context):
             return LookupResult.MISS
         return self.manager.lookup(key, req_context)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Any:
         """Nothing to store for a refused request."""
-        if _is_refused(req_context):
+        if is_refused(req_context):
             return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
         return self.manager.prepare_store(keys, req_context)
 

@@ -30,6 +30,8 @@ _CLOSE_SECONDS = 10.0
 # Evictions are not reported to us.
 _GONE = frozenset({"miss", "corrupt"})
 _STORED = frozenset({"ok"})
+# Keys of rows that the tier did not take, and that are offered again when a request has them.
+_DROPPED_MAX = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,26 @@ class TierBelow:
         self._store_bytes = 0
         self._residency = Residency(self.medium, self.locality, self.name, wanted=self.wants_events)
         self.skipped_stores = 0
+        self._dropped: dict[bytes, None] = {}
+
+    @guarded(lambda: None)
+    def observe(self, name: str, keys: list[Any], known: dict[str, Any]) -> None:
+        """A request has arrived with these keys: its one access to them."""
+        self.native.observe(name, keys, **known)
+
+    @guarded(lambda: None)
+    def finish(self, name: str, output_tokens: int | None) -> None:
+        """It has ended."""
+        self.native.finish(name, output_tokens)
+
+    def offered_again(self, keys: list[Any]) -> list[Any]:
+        """Those of a request's keys whose rows the tier did not take when they were offered."""
+        if not self._dropped:
+            return []
+        again = [key for key in keys if key in self._dropped]
+        for key in again:
+            self._dropped.pop(key, None)
+        return again
 
     def takes_stores(self) -> bool:
         """Whether it is not too far behind."""
@@ -138,10 +160,19 @@ class TierBelow:
             )
         if result.success and not result.busy:
             return Ended(is_load, slots, (), ())
+        if not is_load:
+            self._note_dropped(slots.keys, outcomes)
         for position in result.busy:
             self._busy[slots.handles[position]] = slots.offsets[position]
         lost = tuple(at for at, outcome in enumerate(outcomes) if outcome not in _GOOD)
         return Ended(is_load, slots, lost, tuple(map(int, result.busy)))
+
+    def _note_dropped(self, keys: tuple[bytes, ...], outcomes: list[str]) -> None:
+        for key, outcome in zip(keys, outcomes, strict=True):
+            if outcome == "dropped":
+                if len(self._dropped) >= _DROPPED_MAX:
+                    del self._dropped[next(iter(self._dropped))]
+                self._dropped[key] = None
 
     @guarded(list)
     def no_longer_busy(self) -> list[int]:
@@ -170,6 +201,7 @@ class TierBelow:
     @guarded(lambda: False)
     def reset(self) -> bool:
         """Hide every row for good. `False`: not recorded, and nothing is served until it is."""
+        self._dropped.clear()
         return bool(self.native.reset())
 
     @guarded(lambda: None)

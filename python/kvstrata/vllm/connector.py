@@ -14,15 +14,15 @@ from vllm.logger import init_logger
 import kvstrata
 from kvstrata.memory.layout import LayoutError
 from kvstrata.vllm import (
+    admission,
+    arrivals,
     awaited,
     bytemap,
     canonical,
     compat,
-    exact,
     facts,
     failurepolicy,
     fence,
-    geometry,
     handshake,
     manifest,
     options,
@@ -31,12 +31,14 @@ from kvstrata.vllm import (
     plugin,
     stackconfig,
     staleloads,
-    windows,
+    startup,
 )
 from kvstrata.vllm.admission import Admission, AdmittingManager
 from kvstrata.vllm.awaited import AwaitedTier
+from kvstrata.vllm.guard import Faults
 from kvstrata.vllm.handshake import WorkerFacts
 from kvstrata.vllm.manager import KVStrataManager
+from kvstrata.vllm.recorder import Recorder, RecordOptions
 from kvstrata.vllm.refusals import RowReports
 from kvstrata.vllm.rowworker import KVStrataRowWorker
 from kvstrata.vllm.worker import TransferWorker
@@ -71,6 +73,7 @@ class KVStrataConnector(StockConnector):
 
     _fence: fence.ResetFence | None = None
     _stale_loads: staleloads.StaleLoads | None = None
+    _recorder: Recorder | None = None
     # Requests whose load a reset overtook, to be reported as failed in this step.
     _overtaken: frozenset[str] = frozenset()
 
@@ -78,23 +81,25 @@ class KVStrataConnector(StockConnector):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         compat.require_version()
-        extra = choose_spec(vllm_config)
+        extra = startup.choose_spec(vllm_config)
         stackconfig.check_names(extra)
         options.check_beside(extra)
         stackconfig.refuse_size_option(vllm_config)
-        _refuse_unsupported(vllm_config, kv_cache_config, extra)
+        startup.refuse_unsupported(vllm_config, kv_cache_config, extra)
         self._admission = Admission.parse(extra)
+        record = RecordOptions.parse(extra)
         self._on_reset = stackconfig.on_reset(extra)
+        self._faults = Faults("kvstrata connector")
         self._world_size = int(vllm_config.parallel_config.world_size)
         self._proves_bytes = extra["spec_name"] == plugin.SPEC
         if self._proves_bytes:
-            _settle(vllm_config, kv_cache_config, extra)
+            startup.settle(vllm_config, kv_cache_config, extra)
         self._worker_facts: WorkerFacts | None = None
         self._is_agreed = False
         # Requests of loads that copied nothing, until vLLM hears that they ended.
         self._failed_requests: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
-            extra[facts.KEY] = _gather(vllm_config, kv_cache_config)
+            extra[facts.KEY] = startup.gather(vllm_config, kv_cache_config)
             extra[awaited.KEY] = self._proves_bytes
             if extra.get(stackconfig.STOCK_TIERS) or extra.get(stackconfig.TIERS):
                 manifest.require_reproducible(facts.known(extra[facts.KEY]))
@@ -104,6 +109,8 @@ class KVStrataConnector(StockConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if role != KVConnectorRole.SCHEDULER:
             return
+        if record is not None:
+            self._recorder = Recorder(record, self._tokens_per_hash())
         exact_slots = self._own_manager() is not None
         failurepolicy.check(vllm_config, extra, exact=exact_slots)
         if exact_slots:
@@ -255,6 +262,27 @@ class KVStrataConnector(StockConnector):
         if isinstance(manager, AdmittingManager) and not self._admission.admits(request):
             manager.refuse(request.request_id)
         super().on_new_request(request)
+        self._observe(request)
+
+    def _tokens_per_hash(self) -> int:
+        group = self.scheduler.config.kv_group_configs[0]
+        return int(group.tokens_per_chunk) // int(group.hashes_per_chunk)
+
+    def _observe(self, request: Request) -> None:
+        manager, recorder = self._own_manager(), self._recorder
+        status = self.scheduler._req_status.get(request.request_id)  # noqa: SLF001
+        if (manager is None and recorder is None) or status is None:
+            return
+        try:
+            if admission.is_refused(status.req_context):
+                return
+            arrival = arrivals.of(request, status)
+            if recorder is not None:
+                recorder.arrived(request, arrival.hint)
+            if manager is not None:
+                manager.observe(status.req_context, arrival)
+        except Exception as error:  # noqa: BLE001 -- the engine goes on without
+            self._faults.record("observe", error)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -283,6 +311,14 @@ class KVStrataConnector(StockConnector):
     def _finished(self, request: Request) -> None:
         if self._stale_loads is not None:
             self._stale_loads.request_finished(request.request_id)
+        try:
+            if self._recorder is not None:
+                self._recorder.ended(request)
+            status = self.scheduler._req_status.get(request.request_id)  # noqa: SLF001
+            if status is not None:
+                arrivals.answered(status.req_context, int(request.num_output_tokens))
+        except Exception as error:  # noqa: BLE001 -- the engine goes on without
+            self._faults.record("request_finished", error)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """A step's jobs, and what the workers are to report of loads from before a reset."""
@@ -332,6 +368,12 @@ class KVStrataConnector(StockConnector):
             self._fence.raise_for(pending)
         return False if manager is not None and manager.faults.total > faults else answer
 
+    def shutdown(self) -> None:
+        """End the recording, and vLLM's part."""
+        if self._recorder is not None:
+            self._recorder.close()
+        super().shutdown()
+
     @classmethod
     def build_prom_metrics(
         cls,
@@ -341,75 +383,10 @@ class KVStrataConnector(StockConnector):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
         """Declare the metrics of the spec that runs. Called in the API server's process."""
-        extra = choose_spec(vllm_config)
-        if extra["spec_name"] == plugin.SPEC:
-            extra[exact.KEY] = stackconfig.slots_of(extra)
+        startup.name_metrics(vllm_config)
         return super().build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues
         )
-
-
-def choose_spec(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Set our spec where none is named; return the extra configuration, which the spec shares."""
-    transfer = vllm_config.kv_transfer_config
-    if transfer is None:
-        msg = "KVStrataConnector without a kv_transfer_config"
-        raise kvstrata.ConfigError(msg)
-    extra: dict[str, Any] = transfer.kv_connector_extra_config
-    if not extra.get("spec_name"):
-        extra["spec_name"] = plugin.SPEC
-        extra["spec_module_path"] = plugin.SPEC_MODULE
-    elif extra["spec_name"] == plugin.SPEC:
-        extra.setdefault("spec_module_path", plugin.SPEC_MODULE)
-    return extra
-
-
-def _settle(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, extra: dict[str, Any]) -> None:
-    """Read the options, and put what they come to where the spec and vLLM look for it."""
-    found = stackconfig.parse(extra)
-    exact.check_tiers(found)
-    extra["cpu_bytes_to_use"] = found.cpu_bytes
-    extra["offload_prompt_only"] = found.offload_prompt_only
-    extra[exact.KEY] = found.slots
-    extra[exact.MAX_TOKENS_KEY] = int(vllm_config.model_config.max_model_len)
-    heads = None
-    if extra.get("canonical_layout"):
-        heads = int(vllm_config.model_config.get_total_num_kv_heads())
-    geometry.put(extra, kv_cache_config, heads)
-
-
-def _gather(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, Any] | None:
-    try:
-        return facts.gather(vllm_config, kv_cache_config)
-    except Exception:
-        logger.exception(
-            "kvstrata: the facts about this model could not be gathered; "
-            "nothing is persisted unless 'model_identity' is set in the tier entry"
-        )
-        return None
-
-
-def _refuse_unsupported(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, extra: dict[str, Any]
-) -> None:
-    nodes = int(getattr(vllm_config.parallel_config, "nnodes_within_dp", 1))
-    if nodes > 1:
-        msg = (
-            f"kvstrata: one engine over {nodes} nodes is not supported, its ranks do not share "
-            "memory: use tensor or pipeline parallelism within one node"
-        )
-        raise kvstrata.ConfigError(msg)
-    notices_holes = (
-        extra["spec_name"] == plugin.SPEC and stackconfig.slots_of(extra) == stackconfig.EXACT
-    )
-    if _several_blocks_per_chunk(extra) and not notices_holes:
-        bounded = windows.of_config(kv_cache_config, get_offloading_group_ids(kv_cache_config))
-        if bounded:
-            raise kvstrata.ConfigError(windows.refusal(bounded))
-
-
-def _several_blocks_per_chunk(extra: dict[str, Any]) -> bool:
-    return extra.get("block_size") is not None or int(extra.get("blocks_per_chunk") or 1) > 1
 
 
 # The name that `kv_connector_module_path` is asked for where vLLM has put its own connector's name

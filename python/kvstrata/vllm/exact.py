@@ -16,7 +16,8 @@ import kvstrata
 from kvstrata._native import CpuTier
 from kvstrata.vllm import configinfo, geometry, manifest, metrics, options, table
 from kvstrata.vllm.below import TierBelow
-from kvstrata.vllm.manager import KVStrataManager, LoadLimits, Opened
+from kvstrata.vllm.manager import KVStrataManager
+from kvstrata.vllm.opened import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +84,7 @@ def make_manager(spec: Any) -> KVStrataManager:
         tokens,
         lambda byte_map: open_below(spec, stack, byte_map),
         events=spec.kv_events_config.enable_kv_cache_events,
-        limits=LoadLimits(stack.load_wait_s, stack.load_share, stack.request_load_share),
+        limits=stack.loads,
     )
 
 
@@ -173,7 +174,7 @@ def open_below(spec: Any, stack: StackConfig, byte_map: dict[str, Any]) -> Opene
                 tiers.append(below)
                 given.append((below.name, _parse(entry)))
         align = slot_align(rows.row_bytes, (tier.native for tier in tiers))
-        cpu = CpuTier(arena.nbytes, rows.row_bytes, align=align, policy=stack.eviction_policy)
+        cpu = CpuTier(arena.nbytes, rows.row_bytes, align=align, **stack.cpu.options())
     except BaseException:
         for tier in tiers:
             tier.close()

@@ -20,7 +20,6 @@ never reported as a hit.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -36,9 +35,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvstrata._native import RequestBook
-from kvstrata.vllm import metrics, overtaken
+from kvstrata.vllm import arrivals, overtaken
 from kvstrata.vllm.below import Slots
-from kvstrata.vllm.guard import LOG_INTERVAL_SECONDS, Faults, guarded
+from kvstrata.vllm.guard import Faults, guarded
+from kvstrata.vllm.loadlimits import LoadLimits
+from kvstrata.vllm.reports import Reports
 from kvstrata.vllm.residency import Residency
 from kvstrata.vllm.rowspec import RowSpec
 from kvstrata.vllm.wholerequests import WholeRequests
@@ -57,35 +58,11 @@ if TYPE_CHECKING:
     )
 
     from kvstrata._native import CpuTier
+    from kvstrata.vllm.arrivals import Arrival
     from kvstrata.vllm.below import Ended, TierBelow
+    from kvstrata.vllm.opened import Opened
 
 logger = init_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What a manager works on once the workers' bytes are known."""
-
-    cpu: CpuTier
-    tiers: tuple[TierBelow, ...]
-    # Lets the arena go; called when no tier has it any more.
-    release: Callable[[], object]
-    # Tiers that were configured and persist nothing, by name.
-    off: tuple[str, ...] = ()
-    # What vLLM publishes of the CPU tier and of each tier below (:mod:`kvstrata.vllm.configinfo`).
-    config_info: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class LoadLimits:
-    """What loads from tiers below may take of time and of the arena."""
-
-    # Seconds that a request may be told that rows are on their way.
-    wait_s: float = 10.0
-    # Parts of the arena that rows from below may take before their requests take them: in all, so
-    # that requests in a queue leave room for stores, and for one request, so that it can be loaded.
-    share: float = 0.5
-    request_share: float = 0.75
 
 
 class KVStrataManager(OffloadingManager):
@@ -97,7 +74,7 @@ class KVStrataManager(OffloadingManager):
         opener: Callable[[dict[str, Any]], Opened],
         *,
         events: bool = False,
-        limits: LoadLimits = LoadLimits(),
+        limits: LoadLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`opener` makes what the manager works on, for the byte map that all ranks agreed to.
@@ -106,19 +83,18 @@ class KVStrataManager(OffloadingManager):
         """
         self._tokens = list(tokens_per_chunk.items())
         self._opener = opener
-        self._limits = limits
+        self._limits = limits or LoadLimits()
         self._clock = clock
         self._byte_map: dict[str, Any] | None = None
         self._opened: Opened | None = None
         self._book: RequestBook | None = None
         self._stopped = False
         self._contexts: dict[str, ReqContext] = {}
+        self._arrivals = arrivals.Arrivals()
         self._whole = WholeRequests(self._cascade)
         self._refused_rows = 0
         self._residency = Residency(Medium.CPU, wanted=events)
-        self._metrics = metrics.TierMetrics(None, table=metrics.CPU_METRICS)
-        self._off: list[metrics.TierMetrics] = []
-        self._told_of_wait = -LOG_INTERVAL_SECONDS
+        self._reports = Reports(clock, self._limits.wait_s)
         self.faults = Faults("kvstrata manager")
 
     def open(self, byte_map: dict[str, Any]) -> None:
@@ -129,7 +105,7 @@ class KVStrataManager(OffloadingManager):
         """
         if self._byte_map is None:
             self._opened = self._opener(byte_map)
-            self._off = [metrics.TierMetrics(name) for name in self._opened.off]
+            self._reports.name_off(self._opened.off)
             self._byte_map = byte_map
             self._book = book = self._make_book(self._opened)
             # vLLM calls these once per key.
@@ -196,14 +172,25 @@ class KVStrataManager(OffloadingManager):
         return RequestOffloadingContext()
 
     @guarded(lambda: None)
+    def observe(self, req_context: ReqContext, arrival: Arrival) -> None:
+        """Count the request's one access to its rows, in every tier it may load from."""
+        if self._book is None:
+            return
+        self._book.observe(req_context, arrival.groups, self._clock(), **arrival.known)
+        for tier, again in self._arrivals.tell(req_context, arrival, self.secondary_tiers):
+            self._cascade(tier, again)
+
+    @guarded(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget it, and let its rows go."""
         # The id may be another request's by now.
         req_id = req_context.req_id
         if self._contexts.get(req_id) is req_context:
             del self._contexts[req_id]
-        if self._book is not None:
-            self._book.end(req_context)
+        if self._book is None:
+            return
+        self._book.end(req_context, arrivals.output_tokens(req_context))
+        self._arrivals.end(req_context, self.secondary_tiers)
 
     # Loads
 
@@ -305,25 +292,18 @@ class KVStrataManager(OffloadingManager):
             known = self._contexts.get(req_id)
             if known is not None:
                 self._book.scheduled(known)
+        for req_id in context.preempted_req_ids:
+            known = self._contexts.get(req_id)
+            if known is not None:
+                self._book.preempted(known)
         starts, evicted, timed_out = self._book.end_step(self._clock())
         self._residency.note(evicted, removed=True)
         for number, job in starts:
             self._opened.tiers[number].load(Slots(*job))
         if timed_out is not None:
-            self._tell_of_wait(timed_out)
+            self._reports.tell_of_wait(timed_out)
         if self._whole.is_pending:
             self._whole.go_on(self._opened.cpu)
-
-    def _tell_of_wait(self, key: bytes) -> None:
-        now = self._clock()
-        if now - self._told_of_wait >= LOG_INTERVAL_SECONDS:
-            self._told_of_wait = now
-            logger.warning(
-                "kvstrata: a request waited %g s for rows, among them %s; it goes on without what "
-                "is not there (vllm:kvstrata_cpu_timed_out_waits counts such requests)",
-                self._limits.wait_s,
-                key.hex(),
-            )
 
     @guarded(lambda: False)
     def has_pending_work(self) -> bool:
@@ -380,15 +360,7 @@ class KVStrataManager(OffloadingManager):
         """Metrics since the last call."""
         if self._opened is None:
             return None
-        taken = [self._metrics.take(self._snapshot)]
-        taken += [tier.get_stats() for tier in self._opened.tiers]
-        taken += [tier.take(lambda: {"disabled": 1, "degraded": 0}) for tier in self._off]
-        stats = [one for one in taken if one is not None]
-        if not stats:
-            return None
-        for other in stats[1:]:
-            stats[0].aggregate(other)
-        return stats[0]
+        return self._reports.take(self._snapshot, self._opened.tiers)
 
     def _snapshot(self) -> dict[str, Any]:
         tiers = self.secondary_tiers

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from enum import Enum
 
 # open_tier's names; the values are passed on as they are and checked there.
-OPEN_TIER = ("capacity", "min_free", "policy", "io_backend", "deadline_s", "share_mode", "required")
+ADMISSION = ("theta", "store_threshold", "tracked_keys", "directory")
+OPEN_TIER = (
+    *("capacity", "min_free", "policy", "io_backend", "deadline_s", "share_mode", "required"),
+    *ADMISSION,
+)
 OPEN_OBJECT_TIER = (
     "endpoint",
     "region",
@@ -33,6 +37,7 @@ OPEN_OBJECT_TIER = (
     "absent_s",
     "deadline_s",
     "required",
+    *ADMISSION,
 )
 # The beginnings of URLs by the kind of tier that takes them.
 OBJECT_SCHEMES = ("s3://", "gs://", "az://", "memory://")
@@ -53,7 +58,7 @@ VLLM = (
 )
 
 # Read by KVStrataConnector alone: under another connector nothing would obey them.
-CONNECTOR = ("on_reset", "persist_lora", "require_salt")
+CONNECTOR = ("on_reset", "persist_lora", "record", "require_salt")
 BESIDE_TIERS = (*CONNECTOR, "model_identity", "tenant", "weights_id", "weights_sampling")
 
 _SIMILAR = 0.7

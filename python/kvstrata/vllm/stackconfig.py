@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvstrata
 from kvstrata.vllm import compat, options, sizes
+from kvstrata.vllm.loadlimits import LoadLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,8 +28,9 @@ TIERS = "tiers"
 STOCK_TIERS = "secondary_tiers"
 
 # Read here and nowhere in vLLM.
-LOADS = ("load_wait_s", "load_share", "request_load_share")
-OURS = ("slots", TIERS, "numa", *LOADS, *options.BESIDE_TIERS)
+_OF_CPU_TIER = ("theta", "directory", "protect_waiting")
+_OF_LOADS = ("load_wait_s", "load_share", "request_load_share")
+OURS = ("slots", TIERS, "numa", *_OF_CPU_TIER, *_OF_LOADS, *options.BESIDE_TIERS)
 # Read by vLLM's connector and specs, 0.32 and 0.33, and allowed under ours.
 VLLM = (
     "backpressure",
@@ -52,8 +54,6 @@ VLLM = (
 _OF_STOCK_MANAGERS = (
     "backpressure",
     "cache_policy_module_path",
-    "max_tracker_size",
-    "store_threshold",
     "tier_poll_interval_s",
 )
 # What the connector itself puts there.
@@ -66,24 +66,45 @@ NUMA = ("off", "local", "interleave")
 
 
 @dataclass(frozen=True)
+class CpuConfig:
+    """What the CPU tier takes, and keeps."""
+
+    policy: str = DEFAULT_POLICY
+    # Least probability of a use within an hour, and how many requests must have had a key.
+    theta: float = 0.0
+    store_threshold: int = 1
+    tracked_keys: int | None = None
+    # Keys that what predicts knows at most.
+    directory: int | None = None
+    protect_waiting: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of :class:`kvstrata._native.CpuTier`."""
+        given = {"tracked_keys": self.tracked_keys, "directory": self.directory}
+        return {
+            "policy": self.policy,
+            "theta": self.theta,
+            "store_threshold": self.store_threshold,
+            "protect_waiting": self.protect_waiting,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+
+
+@dataclass(frozen=True)
 class StackConfig:
     """What was configured, and the defaults of what was not."""
 
     cpu_bytes: int
     slots: str
     eviction_policy: str
+    cpu: CpuConfig
     tiers: tuple[dict[str, Any], ...]
     stock_tiers: tuple[dict[str, Any], ...]
     numa: str
     # vLLM's default is to store only prompts. The answer of one turn is part of the next turn's
     # prompt, so that it is stored here, too: one more row per block of new tokens.
     offload_prompt_only: bool
-    # Seconds that a request waits for rows on their way from below or from a worker.
-    load_wait_s: float
-    # Parts of the arena that rows from below may take before their requests take them: in all, so
-    # that a queue leaves room for stores, and for one request, so that it can be loaded.
-    load_share: float
-    request_load_share: float
+    loads: LoadLimits
 
     @property
     def is_exact(self) -> bool:
@@ -183,19 +204,44 @@ def parse(extra_config: Mapping[str, Any], memory: Callable[[], int] = sizes.mem
         _refuse_stock_options(extra_config)
         _refuse_other_policies(policy)
     else:
-        _refuse_own_options(extra_config)
+        _refuse_options_of_ours(extra_config)
     return StackConfig(
         cpu_bytes=_cpu_bytes(extra_config, memory),
         slots=slots,
         eviction_policy=policy,
+        cpu=_cpu(extra_config, policy) if slots == EXACT else CpuConfig(),
         tiers=tiers,
         stock_tiers=stock,
         numa=numa,
         offload_prompt_only=_flag(extra_config, "offload_prompt_only"),
-        load_wait_s=_number(extra_config, "load_wait_s", 10.0, most=3600.0),
-        load_share=_number(extra_config, "load_share", 0.5, most=1.0),
-        request_load_share=_number(extra_config, "request_load_share", 0.75, most=1.0),
+        loads=_load_limits(extra_config),
     )
+
+
+def _cpu(extra_config: Mapping[str, Any], policy: str) -> CpuConfig:
+    theta = extra_config.get("theta", 0.0)
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 <= theta <= 1:
+        msg = f"'theta' is {theta!r}, not a probability from 0 to 1"
+        raise kvstrata.ConfigError(msg)
+    return CpuConfig(
+        policy=policy,
+        theta=float(theta),
+        # vLLM's 0 and 1 mean the same.
+        store_threshold=max(1, _count(extra_config, "store_threshold", 0) or 1),
+        tracked_keys=_count(extra_config, "max_tracker_size", 1),
+        directory=_count(extra_config, "directory", 1),
+        protect_waiting=_flag(extra_config, "protect_waiting", default=True),
+    )
+
+
+def _count(extra_config: Mapping[str, Any], name: str, least: int) -> int | None:
+    value = extra_config.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        msg = f"{name!r} is {value!r}, not a whole number from {least} on"
+        raise kvstrata.ConfigError(msg)
+    return value
 
 
 def _cpu_bytes(extra_config: Mapping[str, Any], memory: Callable[[], int]) -> int:
@@ -239,12 +285,12 @@ def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
             raise kvstrata.ConfigError(msg)
 
 
-def _refuse_own_options(extra_config: Mapping[str, Any]) -> None:
-    for name in LOADS:
+def _refuse_options_of_ours(extra_config: Mapping[str, Any]) -> None:
+    for name in (*_OF_CPU_TIER, *_OF_LOADS):
         if name in extra_config:
             msg = (
-                f"{name!r} is an option of our own manager, and nothing obeys it with slots of one "
-                f"size: remove it, or set 'slots' to {EXACT!r}"
+                f"{name!r} is an option of slots that fit their group, and vLLM's own manager does "
+                f"not obey it: remove it, or set 'slots' to {EXACT!r}"
             )
             raise kvstrata.ConfigError(msg)
 
@@ -263,12 +309,21 @@ def _text(extra_config: Mapping[str, Any], name: str, default: str) -> str:
     return value
 
 
-def _flag(extra_config: Mapping[str, Any], name: str) -> bool:
-    value = extra_config.get(name, False)
+def _flag(extra_config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = extra_config.get(name, default)
     if not isinstance(value, bool):
         msg = f"{name!r} is {value!r}, not true or false"
         raise kvstrata.ConfigError(msg)
     return value
+
+
+def _load_limits(extra_config: Mapping[str, Any]) -> LoadLimits:
+    usual = LoadLimits()
+    return LoadLimits(
+        wait_s=_number(extra_config, "load_wait_s", usual.wait_s, most=3600.0),
+        share=_number(extra_config, "load_share", usual.share, most=1.0),
+        request_share=_number(extra_config, "request_load_share", usual.request_share, most=1.0),
+    )
 
 
 def _number(extra_config: Mapping[str, Any], name: str, default: float, *, most: float) -> float:

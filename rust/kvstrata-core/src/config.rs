@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::eviction::admission::AdmissionOptions;
 use crate::key::GroupId;
 
 /// Most payload bytes of one row.
@@ -166,6 +167,10 @@ pub struct TierOptions {
     pub min_free: Size,
     /// Name of the eviction policy.
     pub policy: String,
+    /// Keys that the policy's directory has at most, if it has one; `None`: its default.
+    pub directory: Option<usize>,
+    /// Which rows are stored.
+    pub admission: AdmissionOptions,
     /// `auto`, `threads` or `uring`.
     pub io_backend: String,
     /// Longest time of one operation.

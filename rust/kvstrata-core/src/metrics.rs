@@ -152,6 +152,8 @@ counters! {
     circuit_missed_loads,
     /// Stores dropped because writes were given up, in keys.
     circuit_dropped_stores,
+    /// Keys of stores that were not taken: too unlikely to be used again, or too seldom asked for.
+    unadmitted_stores,
     /// Errors that were logged, or would have been but for the rate limit.
     errors,
 }

@@ -11,9 +11,12 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Map, Value, json};
 
-use crate::arguments::{Keys, Policy, RowBytes, Text};
+use crate::arguments::{
+    self as named, Count, Flag, Given, Keys, Policy, Probability, RowBytes, Text,
+};
 use crate::error::{raised, refused};
 use crate::json;
+use crate::open::admission;
 use crate::requests::Book;
 
 /// Positions of keys, offsets and handles of their slots, and the keys that made room.
@@ -25,6 +28,10 @@ type Prepared<'py> = (Vec<usize>, Vec<u64>, Vec<u64>, Vec<Bound<'py, PyBytes>>);
 /// * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
 /// * ``align``: what every slot's offset is a multiple of; a power of two.
 /// * ``policy``: which rows go first when space is needed; ``"lru"``.
+/// * ``theta``, ``store_threshold``, ``tracked_keys``, ``directory``: as for ``open_tier``, but that
+///   ``theta`` is 0.0 where it is not given. Rows from a tier below are always taken.
+/// * ``protect_waiting``: whether rows stay for requests that were observed and do not run yet, in up
+///   to half of the arena.
 ///
 /// Keys are as for :class:`kvstrata.Tier`. Every method may be called from any thread and takes
 /// microseconds. A use of a slot by a tier below has a handle; uses by workers go by key.
@@ -56,8 +63,17 @@ impl CpuTier {
 impl CpuTier {
     #[new]
     #[pyo3(
-        signature = (arena_bytes, row_bytes, *, align=64, policy=Text::new("lru")),
-        text_signature = "(arena_bytes, row_bytes, *, align=64, policy='lru')"
+        signature = (
+            arena_bytes, row_bytes, *, align=64, policy=Text::new("lru"), theta=Given::ABSENT,
+            store_threshold=Given::ABSENT, tracked_keys=Given::ABSENT, directory=Given::ABSENT,
+            protect_waiting=Flag::TRUE
+        ),
+        text_signature = "(arena_bytes, row_bytes, *, align=64, policy='lru', theta=0.0, \
+            store_threshold=1, tracked_keys=64000, directory=..., protect_waiting=True)"
+    )]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each has a name in Python, where they are keywords"
     )]
     fn new(
         py: Python<'_>,
@@ -65,12 +81,30 @@ impl CpuTier {
         row_bytes: RowBytes,
         align: u64,
         policy: Text<Policy>,
+        theta: Given<Probability<named::Theta>>,
+        store_threshold: Given<Count<named::StoreThreshold>>,
+        tracked_keys: Given<Count<named::TrackedKeys>>,
+        directory: Given<Count<named::Directory>>,
+        protect_waiting: Flag<named::ProtectWaiting>,
     ) -> PyResult<Self> {
+        let is_asked = theta.0.is_some();
+        let mut admission = admission(theta, store_threshold, tracked_keys, directory);
+        if !is_asked {
+            admission.theta = 0.0;
+        }
+        let own = cpu::CpuOptions::default();
         let options = cpu::CpuOptions {
             arena_bytes,
             align,
             row_bytes: row_bytes.0.into_iter().collect(),
             policy: policy.value,
+            directory: admission.directory,
+            admission,
+            awaited_share: if protect_waiting.value {
+                own.awaited_share
+            } else {
+                0
+            },
         };
         let tier = cpu::CpuTier::new(options).map_err(|error| refused(py, &error))?;
         Ok(Self {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvstrata_core::config::Size;
 use kvstrata_core::error::{Error, ErrorKind};
+use kvstrata_core::eviction::admission::AdmissionOptions;
 use kvstrata_core::key::GroupId;
 use kvstrata_core::object::gc::{GcOptions, run};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
@@ -104,6 +105,7 @@ fn collect(
         deadline: Seconds::new(30),
         required: true,
         honours_busy: false,
+        admission: AdmissionOptions::default(),
     };
     let given = memory(&location);
     let options = bucket.options(location, any)?;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use kvstrata_core::buffer::Arena;
 use kvstrata_core::config::{Size, TierOptions};
 use kvstrata_core::error::{Error, Result};
+use kvstrata_core::eviction::admission::AdmissionOptions;
 use kvstrata_core::object::limits::ObjectLimits;
 use kvstrata_core::object::{Addressing, Location, ObjectOptions, Scheme, Store, memory_store};
 use kvstrata_core::tier::{self, Seams};
@@ -14,8 +15,8 @@ use pyo3::prelude::*;
 
 use crate::arena::ArenaBuffer;
 use crate::arguments::{
-    self as named, Capacity, Count, Deadline, Flag, Given, HonoursBusy, MinFree, Policy, Required,
-    Root, RowBytes, Seconds, SizeText, Text,
+    self as named, Capacity, Count, Deadline, Flag, Given, HonoursBusy, MinFree, Policy,
+    Probability, Required, Root, RowBytes, Seconds, SizeText, Text,
 };
 use crate::environment;
 use crate::error::refused;
@@ -34,6 +35,29 @@ pub(crate) struct Common {
     pub(crate) deadline: Seconds<Deadline>,
     pub(crate) required: bool,
     pub(crate) honours_busy: bool,
+    pub(crate) admission: AdmissionOptions,
+}
+
+/// Least probability of a use within an hour of what a tier takes, where nothing else is said.
+const THETA: f32 = 0.05;
+
+/// Which rows a tier takes, as it was given.
+pub(crate) fn admission(
+    theta: Given<Probability<named::Theta>>,
+    store_threshold: Given<Count<named::StoreThreshold>>,
+    tracked_keys: Given<Count<named::TrackedKeys>>,
+    directory: Given<Count<named::Directory>>,
+) -> AdmissionOptions {
+    let own = AdmissionOptions::default();
+    let threshold = store_threshold.0.map(|count| count.value);
+    AdmissionOptions {
+        theta: theta.0.map_or(THETA, |theta| theta.value),
+        store_threshold: threshold.map_or(own.store_threshold, |count| {
+            u32::try_from(count).unwrap_or(u32::MAX)
+        }),
+        tracked_keys: tracked_keys.0.map_or(own.tracked_keys, |count| count.value),
+        directory: directory.0.map(|count| count.value),
+    }
 }
 
 /// What only directories take.
@@ -99,6 +123,8 @@ impl ForDirectory {
                 .0
                 .map_or(Size::Percent(5.0), |size| size.value),
             policy: text(self.policy.0.map(|text| text.value), "lru"),
+            directory: common.admission.directory,
+            admission: common.admission,
             io_backend: text(self.io_backend.0.map(|text| text.value), "auto"),
             deadline: common.deadline.value,
             share_mode: text(self.share_mode.0.map(|text| text.value), "private"),
@@ -147,6 +173,7 @@ impl ForBucket {
                 .map_or(own.lookup_wait, |time| time.value),
             found_for: self.found_s.0.map_or(own.found_for, |time| time.value),
             absent_for: self.absent_s.0.map_or(own.absent_for, |time| time.value),
+            admission: common.admission,
             ..own
         };
         Ok(ObjectOptions {
@@ -216,6 +243,12 @@ fn open(
 ///   ended; on a mount whose calls can hang, loads go through buffers, so that they end at their
 ///   deadline all the same. True: a load may end at its deadline with ``busy`` positions, and the
 ///   caller does not reuse those slots while ``busy_offsets()`` names them.
+/// * ``theta``: rows that are less likely than that to be used again within an hour are not stored;
+///   0.05. Nothing is known before requests were observed, and then everything is stored.
+///   ``store_threshold``: requests that must have had a key before its row is stored; 1. It is
+///   counted for ``tracked_keys`` keys; 64,000. Such stores end as ``"dropped"``.
+/// * ``directory``: keys that what predicts this knows at most: eight for each row with the policy
+///   ``"th"``, else 262,144.
 ///
 /// For directories alone:
 ///
@@ -246,14 +279,15 @@ fn open(
         url, *, manifest, row_bytes, arena, capacity=Given::ABSENT, min_free=Given::ABSENT,
         policy=Given::ABSENT, io_backend=Given::ABSENT, deadline_s=Seconds::new(30),
         share_mode=Given::ABSENT, required=Flag::TRUE, honours_busy=Flag::FALSE,
-        endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
+        theta=Given::ABSENT, store_threshold=Given::ABSENT, tracked_keys=Given::ABSENT,
+        directory=Given::ABSENT, endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
         allow_http=Given::ABSENT, ca_bundle=Given::ABSENT, requests_max=Given::ABSENT,
         in_flight_max=Given::ABSENT, lookup_wait_s=Given::ABSENT, found_s=Given::ABSENT,
         absent_s=Given::ABSENT,
     ),
     text_signature = "(url, *, manifest, row_bytes, arena, capacity=..., min_free='5%', policy='lru', \
         io_backend='auto', deadline_s=30.0, share_mode='private', required=True, honours_busy=False, \
-        endpoint=..., region=..., addressing='auto', allow_http=False, ca_bundle=..., requests_max=32, \
+        theta=0.05, store_threshold=1, tracked_keys=64000, directory=..., endpoint=..., region=..., addressing='auto', allow_http=False, ca_bundle=..., requests_max=32, \
         in_flight_max='256MiB', lookup_wait_s=2.0, found_s=600.0, absent_s=15.0)"
 )]
 #[expect(
@@ -274,6 +308,10 @@ pub(crate) fn open_tier(
     share_mode: Given<Text<named::ShareMode>>,
     required: Flag<Required>,
     honours_busy: Flag<HonoursBusy>,
+    theta: Given<Probability<named::Theta>>,
+    store_threshold: Given<Count<named::StoreThreshold>>,
+    tracked_keys: Given<Count<named::TrackedKeys>>,
+    directory: Given<Count<named::Directory>>,
     endpoint: Given<Text<named::Endpoint>>,
     region: Given<Text<named::Region>>,
     addressing: Given<Text<named::Addressing>>,
@@ -291,8 +329,9 @@ pub(crate) fn open_tier(
         deadline: deadline_s,
         required: required.value,
         honours_busy: honours_busy.value,
+        admission: admission(theta, store_threshold, tracked_keys, directory),
     };
-    let directory = ForDirectory {
+    let on_disk = ForDirectory {
         capacity,
         min_free,
         policy,
@@ -313,7 +352,7 @@ pub(crate) fn open_tier(
     };
     let (arena, buffer) = arena.split();
     let opened = py.detach(|| {
-        open(url, common, directory, bucket, arena).map(|tier| {
+        open(url, common, on_disk, bucket, arena).map(|tier| {
             let notices = tier.take_notices();
             (tier, notices)
         })

@@ -1,6 +1,7 @@
 //! Traces and their replay.
 
 use kvstrata_core::error::{Error, ErrorKind};
+use kvstrata_core::eviction::admission::AdmissionOptions;
 use kvstrata_core::simulate::optimum::optimum;
 use kvstrata_core::simulate::replay::{Outcome, Setting, TierSetting, replay};
 use pyo3::prelude::*;
@@ -66,7 +67,8 @@ impl Trace {
     /// Raises ``ConfigError`` for a policy that is not known, ``ArgumentError`` for a tier of no
     /// blocks.
     #[pyo3(signature = (policy, capacity, *, theta=0.0, gpu_blocks=0, below_policy=None,
-                        below_capacity=0, below_theta=0.0, head_untold=false, told_late=false, each=None))]
+                        below_capacity=0, below_theta=0.0, store_threshold=1, directory=None,
+                        head_untold=false, told_late=false, each=None))]
     #[expect(clippy::too_many_arguments, reason = "all are named")]
     fn replay<'py>(
         &self,
@@ -78,6 +80,8 @@ impl Trace {
         below_policy: Option<String>,
         below_capacity: usize,
         below_theta: f32,
+        store_threshold: u32,
+        directory: Option<usize>,
         head_untold: bool,
         told_late: bool,
         each: Option<Bound<'py, PyAny>>,
@@ -86,17 +90,25 @@ impl Trace {
             let text = "theta is a probability: 0 to 1".to_owned();
             return Err(exception(py, ErrorKind::Argument, text));
         }
+        let admission = |theta: f32| AdmissionOptions {
+            theta,
+            store_threshold,
+            directory,
+            ..AdmissionOptions::default()
+        };
         let setting = Setting {
             tier: TierSetting {
                 policy,
                 capacity,
-                theta,
+                directory,
+                admission: admission(theta),
             },
             gpu_blocks,
             below: below_policy.map(|policy| TierSetting {
                 policy,
                 capacity: below_capacity,
-                theta: below_theta,
+                directory,
+                admission: admission(below_theta),
             }),
             head_untold,
             told_late,

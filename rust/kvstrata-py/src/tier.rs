@@ -147,16 +147,7 @@ impl Tier {
         new_tokens: Option<u32>,
         hint: Option<&str>,
     ) -> PyResult<()> {
-        let hint = match hint {
-            None => Hint::None,
-            Some("tool_use") => Hint::ToolUse,
-            Some("end_of_turn") => Hint::EndOfTurn,
-            Some(other) => {
-                let text =
-                    format!("hint is {other:?}; \"tool_use\" or \"end_of_turn\" is expected");
-                return Err(exception(py, ErrorKind::Argument, text));
-            }
-        };
+        let hint = hint_of(py, hint)?;
         let context = Context {
             prompt_tokens,
             new_tokens,
@@ -243,5 +234,18 @@ impl Tier {
         Err(PyTypeError::new_err(
             "a tier holds memory and threads of this process: it cannot be pickled or copied",
         ))
+    }
+}
+
+/// What follows a request, by its name.
+pub(crate) fn hint_of(py: Python<'_>, name: Option<&str>) -> PyResult<Hint> {
+    match name {
+        None => Ok(Hint::None),
+        Some("tool_use") => Ok(Hint::ToolUse),
+        Some("end_of_turn") => Ok(Hint::EndOfTurn),
+        Some(other) => {
+            let text = format!("hint is {other:?}; \"tool_use\" or \"end_of_turn\" is expected");
+            Err(exception(py, ErrorKind::Argument, text))
+        }
     }
 }

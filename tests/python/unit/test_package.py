@@ -55,5 +55,9 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "share_mode": "private",
         "required": True,
         "honours_busy": False,
+        "theta": 0.05,
+        "store_threshold": 1,
+        "tracked_keys": 64000,
+        "directory": ...,
     }
     assert inspect.signature(kvstrata.Tier.close).parameters["timeout_s"].default == 10.0

@@ -25,7 +25,16 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvstrata
-from kvstrata.vllm import connector, exact, facts, manifest, modelconfig, packed, stackconfig
+from kvstrata.vllm import (
+    connector,
+    exact,
+    facts,
+    manifest,
+    modelconfig,
+    packed,
+    stackconfig,
+    startup,
+)
 from kvstrata.vllm.spec import KVStrataSpec
 from kvstrata.vllm.tiers import KVStrataDiskTier, KVStrataObjectTier
 
@@ -51,12 +60,12 @@ def model_dir(tmp_path: Path) -> Path:
 
 def test_a_spec_name_that_is_given_is_kept(model_dir: Path) -> None:
     config = vllm_config(model_dir, extra={"spec_name": "TieringOffloadingSpec"})
-    assert connector.choose_spec(config) == {"spec_name": "TieringOffloadingSpec"}
+    assert startup.choose_spec(config) == {"spec_name": "TieringOffloadingSpec"}
 
 
 def test_without_one_our_spec_is_set_in_the_configuration_vllm_reads(model_dir: Path) -> None:
     config = vllm_config(model_dir)
-    connector.choose_spec(config)
+    startup.choose_spec(config)
     extra = config.kv_transfer_config.kv_connector_extra_config
     assert OffloadingSpecFactory.get_spec_cls(extra) is KVStrataSpec
 
@@ -102,15 +111,15 @@ def test_several_blocks_per_chunk_are_refused_where_a_group_has_a_window(
             config, connector.KVConnectorRole.WORKER, kv_cache_config(window=64)
         )
     ours = {**extra, "spec_name": "KVStrataSpec"}
-    connector._refuse_unsupported(config, kv_cache_config(), ours)
+    startup.refuse_unsupported(config, kv_cache_config(), ours)
     for allowed in (
         {**ours, "block_size": None, "blocks_per_chunk": 1},
         # The rows say which chunks a job has, so that the worker notices.
         {**ours, "slots": "exact"},
     ):
-        connector._refuse_unsupported(config, kv_cache_config(window=64), allowed)
+        startup.refuse_unsupported(config, kv_cache_config(window=64), allowed)
     with pytest.raises(kvstrata.ConfigError, match="blocks_per_chunk"):
-        connector._refuse_unsupported(
+        startup.refuse_unsupported(
             config,
             kv_cache_config(window=64),
             {**ours, "slots": "exact", "spec_name": "TieringOffloadingSpec"},
@@ -294,7 +303,7 @@ def test_every_documented_configuration_names_things_that_exist(name: str) -> No
     assert KVConnectorFactory.supports_hma_config(config)
     extra = config.kv_connector_extra_config
     if config.kv_connector == "KVStrataConnector":
-        connector.choose_spec(SimpleNamespace(kv_transfer_config=config))  # type: ignore[arg-type]
+        startup.choose_spec(SimpleNamespace(kv_transfer_config=config))  # type: ignore[arg-type]
     assert issubclass(OffloadingSpecFactory.get_spec_cls(extra), TieringOffloadingSpec)
     if config.kv_connector == "KVStrataConnector":
         stackconfig.check_names(extra)

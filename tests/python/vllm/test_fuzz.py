@@ -35,8 +35,8 @@ WAIT_S = 0.3
 # One group or two, ranks, blocks per chunk, a scheduler that runs ahead or not; tiers below.
 SHAPES = (
     (Shape(layers=(2, 1), is_async=True), 1),
-    (Shape(layers=(2,), ranks=2, slots=24), 2),
-    (Shape(layers=(2, 1), blocks_per_chunk=2, slots=32), 1),
+    (Shape(layers=(2,), ranks=2, slots=24, policy="th"), 2),
+    (Shape(layers=(2, 1), blocks_per_chunk=2, slots=32, policy="s3fifo"), 1),
     (Shape(layers=(1, 2), ranks=2, is_async=True), 0),
 )
 # Every one of these has to have happened.

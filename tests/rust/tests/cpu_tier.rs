@@ -29,6 +29,7 @@ fn tier(arena_bytes: u64, sizes: &[u64]) -> CpuTier {
         align: 64,
         row_bytes: (0..).map(GroupId).zip(sizes.iter().copied()).collect(),
         policy: "lru".to_owned(),
+        ..CpuOptions::default()
     })
     .unwrap()
 }

@@ -381,6 +381,7 @@ proptest! {
             align: 64,
             row_bytes: (0..).map(GroupId).zip(sizes.iter().copied()).collect(),
             policy: "lru".to_owned(),
+        ..CpuOptions::default()
         });
         // A row is a multiple of 64 bytes long, and may not fit.
         let Ok(tier) = tier else { return Ok(()) };

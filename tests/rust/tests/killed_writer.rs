@@ -51,6 +51,8 @@ fn options(root: &Path, engine: &str) -> TierOptions {
         capacity: Size::Bytes(8 << 30),
         min_free: Size::Bytes(0),
         policy: "lru".to_owned(),
+        directory: None,
+        admission: kvstrata_core::eviction::admission::AdmissionOptions::default(),
         io_backend: engine.to_owned(),
         deadline: Duration::from_mins(2),
         share_mode: "private".to_owned(),

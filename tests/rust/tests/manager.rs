@@ -78,6 +78,7 @@ fn stack_of(slots: u64, tiers: usize, share: u32) -> Stack {
         align: 64,
         row_bytes,
         policy: "lru".to_owned(),
+        ..CpuOptions::default()
     });
     let manager = Manager::new(ManagerOptions {
         tiers,
@@ -191,7 +192,7 @@ impl Stack {
     }
 
     fn store(&mut self, keys: &[Key]) -> bool {
-        let prepared = self.manager.prepare_store(&mut self.cpu, None, keys);
+        let prepared = self.manager.prepare_store(&mut self.cpu, None, keys, &[]);
         if prepared.unwrap().is_none() {
             return false;
         }
@@ -421,7 +422,7 @@ fn a_row_that_a_worker_refused_is_not_given_again_to_a_request_that_had_it() {
     assert_eq!(stack.wait_for(id, &wanted), [Hit; 2]);
     let given = stack
         .manager
-        .prepare_load(&mut stack.cpu, Some(id), &wanted);
+        .prepare_load(&mut stack.cpu, Some(id), &wanted, &[]);
     assert!(given.is_some());
     stack.step();
     stack.manager.refuse(&mut stack.cpu, &wanted[1..]);
@@ -478,14 +479,14 @@ fn what_an_aborted_request_wanted_is_not_loaded_unless_another_waits_for_it() {
     assert_eq!(stack.prefix(first, &wanted), [Pending; 3]);
     assert_eq!(stack.prefix(second, &wanted[..1]), [Pending]);
     assert_eq!(stack.step(), []);
-    stack.manager.end(&mut stack.cpu, first);
+    stack.manager.end(&mut stack.cpu, first, None);
     assert!(stack.manager.is_pending());
     assert_eq!(stack.stat("queued_rows"), 1);
     for place in held {
         stack.cpu.let_go(&[place.unwrap().handle], true);
     }
     assert_eq!(stack.step(), wanted[..1]);
-    stack.manager.end(&mut stack.cpu, second);
+    stack.manager.end(&mut stack.cpu, second, None);
     stack.arrive(&[]);
     assert!(!stack.manager.is_pending());
     assert_eq!(stack.in_use(), 0);
@@ -513,7 +514,7 @@ fn queued_requests_leave_room_for_stores() {
     assert_eq!(stack.prefix(ids[0], &first), [Hit; 10]);
     let places = stack
         .manager
-        .prepare_load(&mut stack.cpu, Some(ids[0]), &first);
+        .prepare_load(&mut stack.cpu, Some(ids[0]), &first, &[]);
     assert_eq!(places.unwrap().len(), 10);
     assert_eq!(stack.step().len(), 10);
 }
@@ -534,7 +535,7 @@ fn rows_that_came_stay_until_those_who_waited_have_them() {
     assert!(
         stack
             .manager
-            .prepare_load(&mut stack.cpu, Some(id), &wanted)
+            .prepare_load(&mut stack.cpu, Some(id), &wanted, &[])
             .is_some()
     );
     stack.step();
@@ -648,7 +649,7 @@ fn a_reset_ends_every_wait_and_late_rows_end_into_nothing() {
     assert_eq!(stack.prefix(id, &wanted), [Pending; 4]);
     stack.arrive(&[]);
     assert_eq!(stack.prefix(id, &wanted), [Hit; 4]);
-    stack.manager.end(&mut stack.cpu, id);
+    stack.manager.end(&mut stack.cpu, id, None);
     assert_eq!(stack.in_use(), 0);
 }
 
@@ -664,7 +665,7 @@ fn a_request_accesses_a_row_once() {
         assert!(
             stack
                 .manager
-                .prepare_load(&mut stack.cpu, Some(id), &key)
+                .prepare_load(&mut stack.cpu, Some(id), &key, &[])
                 .is_some()
         );
         stack.manager.complete_load(&mut stack.cpu, &key);
@@ -709,7 +710,7 @@ fn requests_that_hold_what_the_others_lack_do_not_wait_for_each_other() {
             if stack.prefix(*id, prompt) == [Hit; 4] {
                 let taken = stack
                     .manager
-                    .prepare_load(&mut stack.cpu, Some(*id), prompt);
+                    .prepare_load(&mut stack.cpu, Some(*id), prompt, &[]);
                 assert!(taken.is_some());
                 stack.manager.complete_load(&mut stack.cpu, prompt);
                 done[number] = true;

@@ -53,7 +53,25 @@ def add_parser(subparsers: Any) -> None:
         "--policy", default=POLICIES, help=f"policies, and opt for the best possible ({POLICIES})"
     )
     parser.add_argument("--block-bytes", help="KV bytes of one of the trace's blocks")
-    parser.add_argument("--theta", type=float, default=0.0, help="admission: least probability")
+    parser.add_argument(
+        "--theta",
+        type=float,
+        default=0.0,
+        help="admission: least probability of a use within an hour of what the tier takes (0)",
+    )
+    parser.add_argument(
+        "--store-threshold",
+        type=int,
+        default=1,
+        metavar="N",
+        help="admission: requests that must have had a block before a tier takes it (1)",
+    )
+    parser.add_argument(
+        "--directory",
+        type=int,
+        metavar="KEYS",
+        help="keys that th's directory, or what predicts for other policies, knows at most",
+    )
     parser.add_argument("--gpu", help="size of a GPU cache (LRU) in front of the tier")
     parser.add_argument(
         "--head-untold",
@@ -102,6 +120,8 @@ def _replay_file(path: Path, options: argparse.Namespace) -> list[dict[str, Any]
 
     tiers: dict[str, Any] = {
         "theta": options.theta,
+        "store_threshold": options.store_threshold,
+        "directory": options.directory,
         "head_untold": options.head_untold,
         "told_late": options.told_late,
     }

@@ -28,6 +28,8 @@ pub(super) struct Entry {
     pub(super) worker: u32,
     /// Uses by tiers below.
     pub(super) tier: u32,
+    /// Waiting requests for which it stays; together they are one pin.
+    pub(super) awaited: u32,
     /// The request that accessed it last; 0 for none.
     pub(super) request: u32,
 }
@@ -42,6 +44,7 @@ impl Entry {
             writing: true,
             worker: u32::from(user == User::Worker),
             tier: u32::from(user == User::Tier),
+            awaited: 0,
             request: 0,
         }
     }

@@ -15,21 +15,27 @@
 //! The semantics are those of vLLM's `CPUOffloadingManager` (`vllm/v1/kv_offload/cpu/manager.py`).
 //! Pure: no clock, no files, no threads; its caller holds one lock around it.
 
+mod awaited;
 mod entries;
 mod options;
 mod pins;
+mod requests;
 mod space;
 mod stats;
 mod store;
 
 use crate::error::Result;
+use crate::eviction::admission::Admission;
 use crate::eviction::{EntryId, EvictionPolicy};
 use crate::key::{GroupId, Key};
 use crate::slots::Slots;
+use awaited::Awaited;
 pub use entries::Handle;
 use entries::{Entries, Entry};
 pub use options::CpuOptions;
 pub use pins::Pinned;
+pub use requests::Asker;
+use requests::Requests;
 use stats::Counters;
 
 /// What a lookup finds.
@@ -79,9 +85,10 @@ pub struct CpuTier {
     slots: Slots,
     entries: Entries,
     policy: Box<dyn EvictionPolicy>,
+    admission: Admission,
     counters: Counters,
-    /// Whom the calls are for; see [`CpuTier::serve`].
-    request: u32,
+    requests: Requests,
+    awaited: Awaited,
 }
 
 impl CpuTier {
@@ -93,15 +100,18 @@ impl CpuTier {
     pub fn new(options: CpuOptions) -> Result<Self> {
         let sizes: Vec<u64> = options.row_bytes.iter().map(|(_, bytes)| *bytes).collect();
         let slots = Slots::new(options.arena_bytes, options.align, &sizes)?;
-        let policy = crate::eviction::create(&options.policy)?;
+        let policy = crate::eviction::create_with(&options.policy, options.directory)?;
+        let admission = Admission::new(options.admission, policy.predicts());
         let groups = options.row_bytes.len();
         Ok(Self {
             options,
             slots,
             entries: Entries::default(),
             policy,
+            admission,
             counters: Counters::new(groups),
-            request: 0,
+            requests: Requests::default(),
+            awaited: Awaited::default(),
         })
     }
 
@@ -145,9 +155,14 @@ impl CpuTier {
         ready
     }
 
-    /// Pins the rows of all keys for a worker and counts one access of a request. `None`, and
-    /// nothing is pinned, unless all are ready.
+    /// Pins the rows of all keys for a worker and counts one access. `None`, and nothing is pinned,
+    /// unless all are ready.
     pub fn prepare_load(&mut self, keys: &[Key]) -> Option<Vec<Place>> {
+        self.prepare_load_for(Asker::NOBODY, keys)
+    }
+
+    /// The same for a request, which accesses each row once.
+    pub fn prepare_load_for(&mut self, asker: Asker<'_>, keys: &[Key]) -> Option<Vec<Place>> {
         let found: Option<Vec<(usize, EntryId)>> = keys
             .iter()
             .enumerate()
@@ -157,7 +172,7 @@ impl CpuTier {
             })
             .collect();
         let found = found?;
-        self.access(keys, &found);
+        self.access(keys, &found, asker);
         let places = found
             .iter()
             .filter_map(|(_, id)| self.hold(*id, User::Worker))
@@ -222,7 +237,7 @@ impl CpuTier {
                 && entry.listed
             {
                 self.policy.remove(id);
-                self.entries.unlist(id);
+                self.unlist(id);
             }
         }
     }
@@ -235,7 +250,7 @@ impl CpuTier {
                 && entry.is_idle()
             {
                 self.policy.remove(id);
-                self.entries.unlist(id);
+                self.unlist(id);
                 self.free_if_unused(id);
                 forgotten.push(*key);
             }
@@ -248,9 +263,10 @@ impl CpuTier {
     pub fn reset(&mut self) {
         for id in self.entries.listed() {
             self.policy.remove(id);
-            self.entries.unlist(id);
+            self.unlist(id);
             self.free_if_unused(id);
         }
+        self.requests.clear_rows();
         self.counters.resets += 1;
     }
 
@@ -300,7 +316,7 @@ impl CpuTier {
         self.counters.writing = self.counters.writing.saturating_sub(1);
         if !success {
             self.policy.remove(id);
-            self.entries.unlist(id);
+            self.unlist(id);
         }
         self.release(id, user);
         ready

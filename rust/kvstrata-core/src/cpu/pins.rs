@@ -1,7 +1,6 @@
 //! Single rows, for a manager that asks key by key.
 
 use super::{CpuTier, Handle};
-use crate::eviction::EntryId;
 use crate::key::Key;
 
 /// What [`CpuTier::pin_ready`] finds.
@@ -16,25 +15,6 @@ pub enum Pinned {
 }
 
 impl CpuTier {
-    /// Says which request the next calls are for; 0 for none. A request that goes on accessing a
-    /// row counts once for the eviction policy.
-    pub fn serve(&mut self, request: u32) {
-        self.request = request;
-    }
-
-    /// Whether this is an access by another request than the last.
-    pub(super) fn is_first_access(&mut self, id: EntryId) -> bool {
-        let request = self.request;
-        match self.entries.get_mut(id) {
-            Some(entry) if request != 0 && entry.request == request => false,
-            Some(entry) => {
-                entry.request = request;
-                true
-            }
-            None => false,
-        }
-    }
-
     /// Looks a key up and pins its row where it is ready: [`CpuTier::let_go`] ends that.
     pub fn pin_ready(&mut self, key: &Key) -> Pinned {
         self.counters.lookups += 1;

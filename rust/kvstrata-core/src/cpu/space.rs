@@ -1,6 +1,7 @@
 //! Making room: what goes is planned first, so that a store that does not fit changes nothing.
 
 use super::CpuTier;
+use crate::eviction::request::Tag;
 use crate::eviction::{Class, ContainerId, EntryId};
 use crate::key::Key;
 use crate::slots::{SizeClass, SlabId};
@@ -51,16 +52,28 @@ impl CpuTier {
         }
     }
 
-    /// Evicts the rows that a class gives for itself.
-    pub(super) fn evict_own(&mut self, plan: &Plan, at: usize, evicted: &mut Vec<Key>) {
+    /// Evicts the rows that a class gives for itself. Where the policy knows whose rows come, of which
+    /// `head` is the first, it may spare those that are worth more; returns how many.
+    pub(super) fn evict_own(
+        &mut self,
+        plan: &Plan,
+        at: usize,
+        head: Option<Tag>,
+        evicted: &mut Vec<Key>,
+    ) -> usize {
         let own = plan.steps.get(at).map_or(0, |step| step.own);
         let Some(class) = SizeClass::at(at).filter(|_| own > 0) else {
-            return;
+            return 0;
         };
         let mut victims = Vec::with_capacity(own);
-        self.policy
-            .evict(own, Class(class.0), &|_| false, &mut victims);
+        let (class, none) = (Class(class.0), |_: EntryId| false);
+        match head {
+            Some(head) => self.policy.evict_for(head, own, class, &none, &mut victims),
+            None => usize::from(self.policy.evict(own, class, &none, &mut victims)),
+        };
+        let spared = head.map_or(0, |_| own.saturating_sub(victims.len()));
         self.gone(&victims, evicted);
+        spared
     }
 
     /// Gives the slots of rows back that the policy knows no more.
@@ -69,15 +82,27 @@ impl CpuTier {
             if let Some(entry) = self.entries.get(*id) {
                 evicted.push(entry.key);
             }
-            self.entries.unlist(*id);
+            self.unlist(*id);
             self.free_if_unused(*id);
         }
         self.counters.evicted_rows += u64::try_from(victims.len()).unwrap_or(0);
     }
 
+    /// A plan; where there is no room but that of rows that waiting requests need, these are given up.
+    pub(super) fn plan_with_awaited(&mut self, needs: &[u64]) -> Option<Plan> {
+        loop {
+            if let Some(plan) = self.plan(needs) {
+                return Some(plan);
+            }
+            if !self.give_up_last() {
+                return None;
+            }
+        }
+    }
+
     /// What has to go for so many new rows of each class; `None` where that is not enough. Larger
     /// rows come first, because fewer slabs can hold them.
-    pub(super) fn plan(&mut self, needs: &[u64]) -> Option<Plan> {
+    fn plan(&mut self, needs: &[u64]) -> Option<Plan> {
         let classes = needs.len();
         let mut plan = Plan {
             steps: (0..classes).map(|_| Step::default()).collect(),

@@ -16,6 +16,9 @@ pub(super) struct Counters {
     pub(super) refused_stores: u64,
     pub(super) evicted_rows: u64,
     pub(super) moved_slabs: u64,
+    pub(super) unprotected_requests: u64,
+    pub(super) unadmitted_stores: u64,
+    pub(super) bypassed_stores: u64,
     pub(super) resets: u64,
     /// Rows that are being written.
     pub(super) writing: u64,
@@ -33,6 +36,9 @@ impl Counters {
             refused_stores: 0,
             evicted_rows: 0,
             moved_slabs: 0,
+            unprotected_requests: 0,
+            unadmitted_stores: 0,
+            bypassed_stores: 0,
             resets: 0,
             writing: 0,
             rows: vec![0; groups],
@@ -84,6 +90,7 @@ impl CpuTier {
             0
         };
         let idle = u64::from(self.slots.idle()) * geometry.slab_bytes() + tail;
+        let (awaited_requests, awaited_bytes) = self.awaited();
         let by_group: Map<String, Value> = groups
             .map(|((group, _), rows)| (group.to_string(), json!(rows)))
             .collect();
@@ -106,8 +113,14 @@ impl CpuTier {
             "refused_stores": counters.refused_stores,
             "evicted_rows": counters.evicted_rows,
             "moved_slabs": counters.moved_slabs,
+            "observed_requests": self.requests.observed(),
+            "awaited_requests": awaited_requests,
+            "awaited_bytes": awaited_bytes,
+            "unprotected_requests": counters.unprotected_requests,
+            "unadmitted_stores": counters.unadmitted_stores,
+            "bypassed_stores": counters.bypassed_stores,
             "resets": counters.resets,
-            "policy_bytes": self.policy.memory_bytes(),
+            "policy_bytes": self.policy.memory_bytes() + self.admission.memory_bytes(),
         });
         match fields {
             Value::Object(fields) => fields,

@@ -1,13 +1,13 @@
-//! Taking slots for new rows, and the order of a request's rows.
-
-use core::cmp::Reverse;
+//! Taking slots for new rows.
 
 use hashbrown::HashSet;
 
 use super::entries::Entry;
+use super::requests::{Asker, tail_first};
 use super::{CpuTier, Place, Prepared, User};
 use crate::error::{Error, Result};
-use crate::eviction::{Class, ContainerId, EntryId, Placement};
+use crate::eviction::request::Tag;
+use crate::eviction::{ContainerId, EntryId, Placement};
 use crate::key::{GroupId, Key};
 use crate::slots::SizeClass;
 
@@ -28,6 +28,19 @@ impl CpuTier {
     /// [`ErrorKind::Argument`](crate::error::ErrorKind::Argument) for a key of a group without a
     /// row size.
     pub fn prepare_store(&mut self, keys: &[Key], user: User) -> Result<Option<Prepared>> {
+        self.prepare_store_for(Asker::NOBODY, keys, user)
+    }
+
+    /// The same for a request, whose rows keep the order of its prompt however many calls store them.
+    ///
+    /// # Errors
+    /// As [`CpuTier::prepare_store`].
+    pub fn prepare_store_for(
+        &mut self,
+        asker: Asker<'_>,
+        keys: &[Key],
+        user: User,
+    ) -> Result<Option<Prepared>> {
         let mut fresh = Vec::new();
         let mut present = Vec::new();
         let mut seen = HashSet::new();
@@ -43,11 +56,14 @@ impl CpuTier {
                 });
             }
         }
+        if user == User::Worker {
+            self.admit(keys, &mut fresh, asker);
+        }
         // They must be there after this call, too.
         for (_, id) in &present {
             self.policy.pin(*id);
         }
-        let prepared = self.give_slots(fresh, user);
+        let prepared = self.give_slots(fresh, user, asker);
         for (_, id) in &present {
             self.policy.unpin(*id);
         }
@@ -55,8 +71,8 @@ impl CpuTier {
             self.counters.refused_stores += 1;
             return Ok(None);
         };
-        self.insert(keys, &added);
-        self.access(keys, &present);
+        self.insert(keys, &added, asker);
+        self.access(keys, &present, asker);
         Ok(Some(prepared))
     }
 
@@ -69,6 +85,7 @@ impl CpuTier {
         &mut self,
         mut fresh: Vec<Fresh>,
         user: User,
+        asker: Asker<'_>,
     ) -> Option<(Prepared, Vec<(usize, EntryId)>)> {
         let mut prepared = Prepared::default();
         let mut given = Vec::with_capacity(fresh.len());
@@ -79,7 +96,7 @@ impl CpuTier {
                     *need += 1;
                 }
             }
-            let Some(plan) = self.plan(&needs) else {
+            let Some(plan) = self.plan_with_awaited(&needs) else {
                 if round == 0 {
                     return None;
                 }
@@ -88,9 +105,14 @@ impl CpuTier {
             self.take_slabs(&plan, &mut prepared.evicted);
             let mut left_over = Vec::new();
             for at in 0..needs.len() {
-                self.evict_own(&plan, at, &mut prepared.evicted);
-                for key in fresh.iter().filter(|key| usize::from(key.class.0) == at) {
-                    match self.add(key, user) {
+                let own = fresh.iter().filter(|key| usize::from(key.class.0) == at);
+                let mut own: Vec<Fresh> = own.copied().collect();
+                let head = self.head_of(&mut own, user, asker);
+                let spared = self.evict_own(&plan, at, head, &mut prepared.evicted);
+                own.truncate(own.len().saturating_sub(spared));
+                self.counters.bypassed_stores += u64::try_from(spared).unwrap_or(0);
+                for key in &own {
+                    match self.add(key, user, asker.request) {
                         Some((place, id)) => given.push((key.position, place, id)),
                         None => left_over.push(*key),
                     }
@@ -111,7 +133,7 @@ impl CpuTier {
         Some((prepared, added))
     }
 
-    fn class_of(&self, key: &Key) -> Result<SizeClass> {
+    pub(super) fn class_of(&self, key: &Key) -> Result<SizeClass> {
         let group = key.group();
         self.options
             .position(group)
@@ -120,12 +142,12 @@ impl CpuTier {
     }
 
     /// Gives a new entry a slot; its row is being written by `user`.
-    fn add(&mut self, fresh: &Fresh, user: User) -> Option<(Place, EntryId)> {
+    fn add(&mut self, fresh: &Fresh, user: User, request: u32) -> Option<(Place, EntryId)> {
         let id = self.entries.reserve()?;
         let slot = self.slots.take(fresh.class, id.0)?;
         let offset = self.slots.offset(slot)?;
         let entry = Entry {
-            request: self.request,
+            request,
             ..Entry::writing(fresh.key, slot, user)
         };
         let handle = self.entries.insert(id, entry);
@@ -137,51 +159,96 @@ impl CpuTier {
         Some((Place { handle, offset }, id))
     }
 
-    /// Tells the policy of new entries, pinned, and of the order within their request.
-    fn insert(&mut self, keys: &[Key], added: &[(usize, EntryId)]) {
-        for id in tail_first(keys, added) {
-            let Some(entry) = self.entries.get(id) else {
-                continue;
-            };
-            let slab = entry.slot.slab;
-            let Some(class) = self.slots.class_of(slab) else {
-                continue;
-            };
-            let placement = Placement {
-                class: Class(class.0),
-                container: ContainerId(slab.0),
-            };
-            let tag = self.entries.tag(&entry.key);
-            self.policy.insert(id, tag, placement);
-            self.policy.pin(id);
+    /// Leaves those keys out that the tier does not take, and tells the policy of the others, once for
+    /// each request.
+    fn admit(&mut self, keys: &[Key], fresh: &mut Vec<Fresh>, asker: Asker<'_>) {
+        let until = self.requests.offered_until(asker.request);
+        let is_new = |position: usize| asker.end(position).is_none_or(|end| end > until);
+        let last = (0..keys.len()).filter_map(|at| asker.end(at)).max();
+        self.requests.offered(asker.request, last.unwrap_or(0));
+        if !self.admission.takes_all() {
+            let entries = &self.entries;
+            let offered = keys.iter().enumerate().filter(|(at, _)| is_new(*at));
+            let tags = offered.map(|(_, key)| entries.tag(key));
+            self.admission.offered(tags);
+            let (admission, policy) = (&self.admission, self.policy.as_ref());
+            let before = fresh.len();
+            fresh.retain(|one| admission.admits(entries.tag(&one.key), Some(policy)));
+            let refused = before.saturating_sub(fresh.len());
+            self.counters.unadmitted_stores += u64::try_from(refused).unwrap_or(0);
+        }
+        let missing = fresh.iter().filter(|one| is_new(one.position));
+        let missing: Vec<Tag> = missing.map(|one| self.entries.tag(&one.key)).collect();
+        if !missing.is_empty() {
+            self.policy.missed(&missing);
         }
     }
 
-    pub(super) fn access(&mut self, keys: &[Key], found: &[(usize, EntryId)]) {
-        for id in tail_first(keys, found) {
-            if self.is_first_access(id) {
-                self.policy.access(id);
+    /// Puts keys of one class in the order of the prompt; what stands for the first of them in the
+    /// policy, where that knows the request.
+    fn head_of(&self, own: &mut [Fresh], user: User, asker: Asker<'_>) -> Option<Tag> {
+        if user != User::Worker || !self.requests.is_observed(asker.request) {
+            return None;
+        }
+        own.sort_by_key(|one| asker.end(one.position));
+        own.first().map(|one| self.entries.tag(&one.key))
+    }
+
+    /// Tells the policy of new entries, pinned: in the order of the request, and behind those rows
+    /// that it has already.
+    fn insert(&mut self, keys: &[Key], added: &[(usize, EntryId)], asker: Asker<'_>) {
+        let request = asker.request;
+        let mut first: Vec<(usize, EntryId)> = Vec::with_capacity(added.len());
+        let mut behind: Vec<(EntryId, u64, EntryId)> = Vec::new();
+        for (position, id) in added {
+            let end = asker.end(*position).filter(|_| request != 0);
+            let before = end.and_then(|end| {
+                let class = self.class_of_entry(*id)?;
+                Some((end, self.row_before(request, class, end)?))
+            });
+            match before {
+                Some((end, before)) => behind.push((before, end, *id)),
+                None => first.push((*position, *id)),
+            }
+        }
+        for id in tail_first(keys, &first, asker) {
+            if let Some((tag, placement)) = self.described(id) {
+                self.policy.insert(id, tag, placement);
+            }
+        }
+        behind.sort_by_key(|(before, end, _)| (*before, *end));
+        for own in behind.chunk_by(|one, other| one.0 == other.0) {
+            let rows: Vec<(EntryId, Tag, Placement)> = own
+                .iter()
+                .filter_map(|(_, _, id)| {
+                    let (tag, placement) = self.described(*id)?;
+                    Some((*id, tag, placement))
+                })
+                .collect();
+            if let Some((before, ..)) = own.first() {
+                self.policy.insert_behind(&rows, *before);
+            }
+        }
+        for (position, id) in added {
+            self.policy.pin(*id);
+            if let Some(end) = asker.end(*position)
+                && let Some(class) = self.class_of_entry(*id)
+                && let Some(handle) = self.entries.handle(*id)
+            {
+                self.requests.add(request, class, end, handle);
             }
         }
     }
-}
 
-/// Entries of a request from its tail to its head. Keys come group by group, each from its head;
-/// chunks of the same number in all groups stay side by side, for a prefix needs all of them.
-fn tail_first(keys: &[Key], found: &[(usize, EntryId)]) -> Vec<EntryId> {
-    let mut order = Vec::with_capacity(found.len());
-    let mut group = None;
-    let mut first = 0;
-    for (position, id) in found {
-        let own = keys.get(*position).map(Key::group);
-        if own != group {
-            group = own;
-            first = *position;
-        }
-        order.push((position - first, *id));
+    /// What the policy is told of an entry.
+    fn described(&self, id: EntryId) -> Option<(Tag, Placement)> {
+        let entry = self.entries.get(id)?;
+        let placement = Placement {
+            class: self.class_of_entry(id)?,
+            container: ContainerId(entry.slot.slab.0),
+        };
+        Some((self.entries.tag(&entry.key), placement))
     }
-    order.sort_by_key(|(number, _)| Reverse(*number));
-    order.into_iter().map(|(_, id)| id).collect()
 }
 
 fn unknown_group(group: GroupId) -> Error {

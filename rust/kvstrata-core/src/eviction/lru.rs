@@ -9,9 +9,10 @@
 //! class's *late* map, ordered by tick, from which evictions take as from the list. Rows in use
 //! are seldom cold, so the late map is almost always empty.
 
+mod behind;
 mod fill;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use super::containers::{Containers, Slot};
 use super::links::{Links, List, NONE, Nodes};
@@ -67,7 +68,8 @@ impl Nodes for Chunked<Node> {
 #[derive(Debug)]
 struct ClassOrder {
     list: List,
-    late: BTreeMap<u64, u32>,
+    /// Ticks and numbers: rows that a request adds to its earlier ones share a tick with them.
+    late: BTreeSet<(u64, u32)>,
     evictable: usize,
 }
 
@@ -125,7 +127,7 @@ impl Lru {
         match node.state {
             State::Listed => order.list.unlink(&mut self.nodes, number),
             State::Late => {
-                order.late.remove(&node.tick);
+                order.late.remove(&(node.tick, number));
             }
             State::Parked | State::Absent => {}
         }
@@ -145,7 +147,7 @@ impl Lru {
         while self.classes.len() <= usize::from(placement.class.0) {
             let order = ClassOrder {
                 list: List::new(),
-                late: BTreeMap::new(),
+                late: BTreeSet::new(),
                 evictable: 0,
             };
             self.classes.push(order);
@@ -207,7 +209,7 @@ impl Lru {
         let mut late = order.late.iter().peekable();
         let mut listed = order.list.coldest();
         while chosen.len() < need {
-            let candidate = match (late.peek().map(|(tick, _)| **tick), self.node(listed)) {
+            let candidate = match (late.peek().map(|(tick, _)| *tick), self.node(listed)) {
                 (Some(late_tick), Some(node)) if node.tick < late_tick => listed,
                 (None, Some(_)) => listed,
                 (Some(_), _) => late.next().map_or(NONE, |(_, number)| *number),
@@ -258,6 +260,20 @@ impl EvictionPolicy for Lru {
         self.remove(entry);
         self.place(entry, placement, State::Listed);
         self.attach_warmest(entry.0);
+    }
+
+    fn insert_behind(&mut self, head_first: &[(EntryId, Tag, Placement)], behind: EntryId) {
+        let mut warmer = behind;
+        for (entry, _, placement) in head_first {
+            self.remove(*entry);
+            self.place(*entry, *placement, State::Listed);
+            self.attach_behind(entry.0, warmer.0);
+            warmer = *entry;
+        }
+    }
+
+    fn arrange(&mut self, head_first: &[EntryId]) {
+        self.access_request(head_first);
     }
 
     fn fill(
@@ -335,7 +351,7 @@ impl EvictionPolicy for Lru {
         if let Some(class) = self.containers.class(container).filter(|_| returns)
             && let Some(order) = self.order_mut(class)
         {
-            order.late.insert(tick, entry.0);
+            order.late.insert((tick, entry.0));
         }
     }
 

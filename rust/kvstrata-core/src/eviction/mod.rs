@@ -11,6 +11,7 @@
 //! ([`EvictionPolicy::access_request`] does that), once per request, at its start. Pinning and
 //! unpinning change no order: rows whose loads complete in any order keep the request's order.
 
+pub mod admission;
 pub mod arc_vllm;
 mod containers;
 mod ghosts;
@@ -94,6 +95,11 @@ pub trait EvictionPolicy: Send + Sync + Debug {
     /// space is made for them: policies that remember what they evicted learn from it.
     fn missed(&mut self, _tags: &[Tag]) {}
 
+    /// Whether [`EvictionPolicy::reuse_probability`] says anything.
+    fn predicts(&self) -> bool {
+        false
+    }
+
     /// The probability that a key of an observed request is used again within an hour, if the
     /// policy predicts it.
     fn reuse_probability(&self, _tag: Tag) -> Option<f32> {
@@ -102,6 +108,20 @@ pub trait EvictionPolicy: Send + Sync + Debug {
 
     /// Adds an entry as the most recent one, unpinned. An entry already there is replaced.
     fn insert(&mut self, entry: EntryId, tag: Tag, placement: Placement);
+
+    /// Adds entries of one request and one class, in token order, `behind` another of its entries that
+    /// comes before them. A policy that orders by access puts them just colder than that one; else,
+    /// and where that one is not there, they are the most recent ones, the head as the latest.
+    fn insert_behind(&mut self, head_first: &[(EntryId, Tag, Placement)], _behind: EntryId) {
+        for (entry, tag, placement) in head_first.iter().rev() {
+            self.insert(*entry, *tag, *placement);
+        }
+    }
+
+    /// Puts entries that one request has, in token order, in the order of that request, which counts
+    /// as no access to them: some came after it was observed. Policies that order by access make them
+    /// the most recent ones.
+    fn arrange(&mut self, _head_first: &[EntryId]) {}
 
     /// Adds many entries to an empty policy. Their placements come in any order, each entry once;
     /// `coldest_first` names the same entries (others are ignored) as calls of
@@ -244,11 +264,19 @@ pub const POLICIES: &[&str] = &["arc_vllm", "lru", "s3fifo", "th"];
 /// # Errors
 /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) for a name not in [`POLICIES`].
 pub fn create(name: &str) -> Result<Box<dyn EvictionPolicy>> {
+    create_with(name, None)
+}
+
+/// The same, with so many keys in the directory of a policy that has one at most; `None`: its default.
+///
+/// # Errors
+/// As [`create`].
+pub fn create_with(name: &str, directory: Option<usize>) -> Result<Box<dyn EvictionPolicy>> {
     match name {
         "arc_vllm" => Ok(Box::new(arc_vllm::ArcVllm::new())),
         "s3fifo" => Ok(Box::new(s3fifo::S3Fifo::new())),
         "lru" => Ok(Box::new(lru::Lru::new())),
-        "th" => Ok(Box::new(th::Th::new())),
+        "th" => Ok(Box::new(th::Th::with_directory(directory))),
         _ => Err(Error::config(format!(
             "policy {name:?} is not known; one of {} is expected",
             POLICIES.join(", ")

@@ -20,8 +20,9 @@ mod step;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::cpu::{CpuTier, Handle, Place, Prepared, Presence, User};
+use crate::cpu::{Asker, CpuTier, Handle, Place, Prepared, Presence, User};
 use crate::error::Result;
+use crate::eviction::request::Context;
 use crate::key::{GroupId, Key};
 use queue::Queue;
 pub use requests::{Allowed, RequestId};
@@ -141,16 +142,44 @@ impl Manager {
         }
     }
 
-    /// A request has ended: what it pinned and waited for goes.
-    pub fn end(&mut self, cpu: &mut CpuTier, id: RequestId) {
-        self.settle(cpu, id);
-        if self.requests.end(id).is_some() {
-            self.has_ended = true;
+    /// A request has arrived with these keys, each with the token of the prompt that its chunk ends
+    /// with: its one access to the CPU tier's rows, of which those that are there stay until it runs.
+    /// Of a request that may not load from the CPU tier nothing is counted. `now` is as for
+    /// [`Manager::end_step`].
+    pub fn observe(
+        &mut self,
+        cpu: &mut CpuTier,
+        id: RequestId,
+        keys: &[(Key, u64)],
+        context: Context,
+        now: f64,
+    ) {
+        cpu.set_time(step::milliseconds(now));
+        if self.requests.get(id).is_some_and(|one| one.allowed.cpu) && !self.is_stopped {
+            cpu.observe(id.number(), keys, context);
+            cpu.waits(id.number());
         }
     }
 
-    /// Lets everything go that a request pinned and holds; it waits no longer.
+    /// A request was taken out of the batch, and waits to run again: its rows stay until it does.
+    pub fn preempted(&mut self, cpu: &mut CpuTier, id: RequestId) {
+        if self.requests.get(id).is_some() {
+            cpu.waits(id.number());
+        }
+    }
+
+    /// A request has ended, with a response of so many tokens: what it pinned and waited for goes.
+    pub fn end(&mut self, cpu: &mut CpuTier, id: RequestId, output_tokens: Option<u32>) {
+        self.settle(cpu, id);
+        if self.requests.end(id).is_some() {
+            self.has_ended = true;
+            cpu.finish(id.number(), output_tokens);
+        }
+    }
+
+    /// Lets everything go that a request pinned and holds; it waits no longer, and runs.
     pub fn settle(&mut self, cpu: &mut CpuTier, id: RequestId) {
+        cpu.runs(id.number());
         self.unpin(cpu, id);
         self.release_holds(cpu, id);
         if let Some(request) = self.requests.get_mut(id) {
@@ -160,18 +189,17 @@ impl Manager {
         }
     }
 
-    /// Pins the rows of all keys for a worker; see [`CpuTier::prepare_load`]. The request has what
-    /// it waited for.
+    /// Pins the rows of all keys for a worker; see [`CpuTier::prepare_load_for`]. `ends` are the
+    /// tokens of the prompt that the keys' chunks end with. The request has what it waited for.
     pub fn prepare_load(
         &mut self,
         cpu: &mut CpuTier,
         id: Option<RequestId>,
         keys: &[Key],
+        ends: &[Option<u64>],
     ) -> Option<Vec<Place>> {
-        cpu.serve(id.map_or(0, RequestId::number));
-        let places = cpu.prepare_load(keys);
-        cpu.serve(0);
-        let places = places?;
+        let request = id.map_or(0, RequestId::number);
+        let places = cpu.prepare_load_for(Asker { request, ends }, keys)?;
         if let Some(id) = id {
             self.settle(cpu, id);
             if let Some(request) = self.requests.get_mut(id) {
@@ -347,7 +375,8 @@ impl Manager {
         }
     }
 
-    /// Takes slots for the keys that have none; see [`CpuTier::prepare_store`].
+    /// Takes slots for the keys that have none; see [`CpuTier::prepare_store_for`]. `ends` are the
+    /// tokens of the prompt that the keys' chunks end with.
     ///
     /// # Errors
     /// As there.
@@ -356,13 +385,13 @@ impl Manager {
         cpu: &mut CpuTier,
         id: Option<RequestId>,
         keys: &[Key],
+        ends: &[Option<u64>],
     ) -> Result<Option<Prepared>> {
         if self.is_stopped {
             return Ok(Some(Prepared::default()));
         }
-        cpu.serve(id.map_or(0, RequestId::number));
-        let prepared = cpu.prepare_store(keys, User::Worker);
-        cpu.serve(0);
-        prepared
+        let request = id.map_or(0, RequestId::number);
+        cpu.runs(request);
+        cpu.prepare_store_for(Asker { request, ends }, keys, User::Worker)
     }
 }

@@ -14,7 +14,7 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// A number for [`crate::cpu::CpuTier::serve`]; never 0, and of no other request for long.
+    /// A number for [`crate::cpu::Asker`]; never 0, and of no other request for long.
     pub fn number(self) -> u32 {
         u32::try_from(self.serial % u64::from(u32::MAX)).unwrap_or(0) + 1
     }

@@ -38,6 +38,7 @@ impl Manager {
     pub fn end_step(&mut self, cpu: &mut CpuTier, now: f64, outside: &mut dyn Outside) -> StepEnd {
         let mut done = StepEnd::default();
         self.steps += 1;
+        cpu.set_time(milliseconds(now));
         let asking = core::mem::take(&mut self.asking);
         for id in &asking {
             self.look_over(cpu, *id, now, outside);
@@ -358,7 +359,7 @@ impl Manager {
         for id in self.requests.ids() {
             let is_stranger = self.requests.get(id).is_some_and(|one| !one.is_known);
             if is_stranger && !asking.contains(&id) {
-                self.end(cpu, id);
+                self.end(cpu, id, None);
                 self.forgotten.push(id);
             }
         }
@@ -406,6 +407,12 @@ fn item(id: RequestId, asked: Asked, key: Option<&Key>, outside: &mut dyn Outsid
         },
         (_, None) => missed(GroupId(u32::MAX)),
     }
+}
+
+/// Time for the eviction policy.
+pub(super) fn milliseconds(seconds: f64) -> u64 {
+    let time = core::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A part of the arena in bytes.

@@ -2,8 +2,10 @@
 
 use core::time::Duration;
 
+use crate::eviction::admission::AdmissionOptions;
+
 /// Bounds of one tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ObjectLimits {
     /// Requests for rows at a time. 16 keep two cores busy at 256 KiB a row; a distant server with
     /// a round trip of 20 ms takes 64.
@@ -28,6 +30,8 @@ pub struct ObjectLimits {
     pub attempts_max: u32,
     /// First pause before another attempt; doubled each time, and a random part of it is taken.
     pub retry_pause: Duration,
+    /// Which rows are stored: all of them.
+    pub admission: AdmissionOptions,
 }
 
 impl Default for ObjectLimits {
@@ -44,6 +48,7 @@ impl Default for ObjectLimits {
             list_pages_max: 2000,
             attempts_max: 4,
             retry_pause: Duration::from_millis(50),
+            admission: AdmissionOptions::default(),
         }
     }
 }

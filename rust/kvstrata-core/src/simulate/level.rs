@@ -1,5 +1,6 @@
 //! A cache of a size under a policy, as the simulator sees it.
 
+use crate::eviction::admission::{Admission, AdmissionOptions};
 use crate::eviction::request::{Arrival, Context, EndedKey, RequestId, Tag};
 use crate::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
@@ -27,7 +28,7 @@ pub struct Traffic {
 pub struct Level {
     policy: Box<dyn EvictionPolicy>,
     capacity: usize,
-    theta: f32,
+    admission: Admission,
     /// Whether it is told of requests only when they end, as vLLM's managers tell.
     told_late: bool,
     /// By block: its entry.
@@ -43,19 +44,19 @@ pub struct Level {
 }
 
 impl Level {
-    /// An empty cache of `capacity` blocks that takes what is used again within an hour with a
-    /// probability of `theta` or more.
+    /// An empty cache of `capacity` blocks that takes what these options say.
     pub fn new(
         mut policy: Box<dyn EvictionPolicy>,
         capacity: usize,
         unique: u32,
-        theta: f32,
+        admission: AdmissionOptions,
     ) -> Self {
         policy.set_capacity(capacity);
+        let admission = Admission::new(admission, policy.predicts());
         Self {
             policy,
             capacity,
-            theta,
+            admission,
             told_late: false,
             entries: vec![ABSENT; usize::try_from(unique).unwrap_or(0)],
             blocks: Vec::new(),
@@ -104,6 +105,7 @@ impl Level {
     /// A request arrives.
     pub fn arrive(&mut self, id: RequestId, milliseconds: u64, path: &[u32], context: Context) {
         self.policy.set_time(milliseconds);
+        self.admission.set_time(milliseconds);
         if self.told_late {
             self.hits = path.iter().map(|block| self.has(*block)).collect();
             return;
@@ -118,6 +120,9 @@ impl Level {
             context,
         };
         self.policy.observe(&arrival, &resident);
+        if !self.admission.takes_all() {
+            self.admission.observe(&arrival);
+        }
     }
 
     /// Stores what is not there of a path, of which the first `hits` blocks were loaded before. As
@@ -130,12 +135,10 @@ impl Level {
             .filter(|block| !self.has(*block))
             .collect();
         let offered = missing.len();
-        if self.theta > 0.0 {
-            let (policy, theta) = (&self.policy, self.theta);
-            missing.retain(|block| {
-                let predicted = policy.reuse_probability(tag(*block));
-                predicted.is_none_or(|probability| probability >= theta)
-            });
+        if !self.admission.takes_all() {
+            let (policy, admission) = (self.policy.as_ref(), &mut self.admission);
+            admission.offered(missing.iter().map(|block| tag(*block)));
+            missing.retain(|block| admission.admits(tag(*block), Some(policy)));
         }
         if missing.is_empty() {
             self.traffic.refused += count(offered);

@@ -7,8 +7,9 @@
 use super::level::{Level, Traffic};
 use super::trace::Trace;
 use crate::error::{Error, Result};
+use crate::eviction::admission::AdmissionOptions;
 use crate::eviction::request::{Context, RequestId};
-use crate::eviction::{create, lru::Lru};
+use crate::eviction::{create_with, lru::Lru};
 
 /// One tier of a simulation.
 #[derive(Clone, Debug)]
@@ -17,8 +18,10 @@ pub struct TierSetting {
     pub policy: String,
     /// Blocks it holds.
     pub capacity: usize,
-    /// Least probability of a use within an hour of what it takes.
-    pub theta: f32,
+    /// Keys that its policy's directory has at most; `None`: the default.
+    pub directory: Option<usize>,
+    /// What it takes.
+    pub admission: AdmissionOptions,
 }
 
 /// What is simulated.
@@ -70,12 +73,12 @@ pub fn replay(trace: &Trace, setting: &Setting, mut after: impl FnMut(u64)) -> R
         if tier.capacity == 0 {
             return Err(Error::argument("a tier of no blocks".to_owned()));
         }
-        let policy = create(&tier.policy)?;
+        let policy = create_with(&tier.policy, tier.directory)?;
         Ok(Level::new(
             policy,
             tier.capacity,
             trace.unique_blocks,
-            tier.theta,
+            tier.admission,
         ))
     };
     let mut tier = level(&setting.tier)?;
@@ -84,7 +87,10 @@ pub fn replay(trace: &Trace, setting: &Setting, mut after: impl FnMut(u64)) -> R
     }
     let mut below = setting.below.as_ref().map(level).transpose()?;
     let lru = || Box::new(Lru::new());
-    let gpu = || Level::new(lru(), setting.gpu_blocks, trace.unique_blocks, 0.0);
+    let gpu = || {
+        let all = AdmissionOptions::default();
+        Level::new(lru(), setting.gpu_blocks, trace.unique_blocks, all)
+    };
     let mut gpu = (setting.gpu_blocks > 0).then(gpu);
     let mut outcome = Outcome::default();
     let mut path: Vec<u32> = Vec::new();

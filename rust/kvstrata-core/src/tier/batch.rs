@@ -143,6 +143,9 @@ impl DiskTier {
                 && !writing.cancelled
             {
                 writing.followers.push((Arc::clone(&request), position));
+            } else if !state.inventory.admits(item.fingerprint) {
+                self.around.metrics.unadmitted_stores.add(1);
+                settled.push(plain(position, Outcome::Dropped));
             } else if let Some((class, _)) = self.groups.get(&item.key.group()) {
                 // A key that another store of the batch brings is looked at again when that one
                 // is being written.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::eviction::admission::Admission;
 use crate::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 use crate::format::checksum::RowChecksum;
 use crate::index::batch::Batch;
@@ -50,6 +51,8 @@ pub(crate) struct Inventory {
     /// Which key lies where.
     pub(crate) index: Index,
     pub(super) policy: Box<dyn EvictionPolicy>,
+    /// Which rows are stored.
+    pub(super) admission: Admission,
     pub(super) containers: Vec<Option<Container>>,
     classes: Vec<ClassFiles>,
     /// Pages of row tables with access times to be written.
@@ -63,6 +66,7 @@ impl Inventory {
     pub(crate) fn new(
         index: Index,
         policy: Box<dyn EvictionPolicy>,
+        admission: Admission,
         groups: impl IntoIterator<Item = (GroupId, u64)>,
     ) -> Self {
         let classes = groups
@@ -77,6 +81,7 @@ impl Inventory {
         Self {
             index,
             policy,
+            admission,
             containers: Vec::new(),
             classes,
             touched: TouchedQueue::default(),

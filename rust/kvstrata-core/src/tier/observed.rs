@@ -124,6 +124,7 @@ impl Inventory {
                 context,
             };
             self.policy.observe(&arrival, &resident);
+            self.admission.observe(&arrival);
             self.mark_accessed(&resident, now);
         }
     }
@@ -137,6 +138,17 @@ impl Inventory {
             let resident = self.resident(keys);
             self.policy.finish(number, output_tokens, &resident);
         }
+    }
+
+    /// Whether a row is stored.
+    pub(crate) fn admits(&self, key: Fingerprint) -> bool {
+        self.admission.takes_all() || self.admission.admits(key.tag(), Some(self.policy.as_ref()))
+    }
+
+    /// Rows of these keys are offered.
+    pub(crate) fn offered(&mut self, keys: impl IntoIterator<Item = Fingerprint>) {
+        self.admission
+            .offered(keys.into_iter().map(Fingerprint::tag));
     }
 }
 
@@ -165,6 +177,7 @@ impl DiskTier {
         let (now, milliseconds) = (self.around.clock.unix_seconds(), self.milliseconds());
         let mut state = self.open_state()?;
         state.inventory.policy.set_time(milliseconds);
+        state.inventory.admission.set_time(milliseconds);
         state.inventory.observe(id, by_class, context, now);
         Ok(())
     }

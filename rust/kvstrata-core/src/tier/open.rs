@@ -6,6 +6,7 @@ use std::io;
 use crate::buffer::aligned::AlignedBuffer;
 use crate::config::{Size, TierOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::admission::Admission;
 use crate::eviction::{self, Class};
 use crate::format::superblock::WriterId;
 use crate::index::{Fingerprinter, Index};
@@ -171,11 +172,17 @@ fn take_stock(
     let capacity_bytes = options.capacity.resolve(system.total_bytes);
     check_capacity(&options.row_bytes, capacity_bytes)?;
     check_min_free(&options.row_bytes, options.min_free, system.total_bytes)?;
-    let policy = eviction::create(&options.policy)?;
+    let policy = eviction::create_with(&options.policy, options.directory)?;
+    let admission = Admission::new(options.admission, policy.predicts());
     let mut epochs = Epochs::open(place.namespace.directory()).map_err(failed)?;
     begin_anew_if_used_up(&mut epochs, place, around);
     let cache = Arc::new(FileCache::new(descriptors_max()));
-    let mut inventory = Inventory::new(Index::default(), policy, place.groups.iter().copied());
+    let mut inventory = Inventory::new(
+        Index::default(),
+        policy,
+        admission,
+        place.groups.iter().copied(),
+    );
     let fingerprinter = Fingerprinter::new(random(&place.root)?);
     let source = recover::Source {
         directories: &place.directories,

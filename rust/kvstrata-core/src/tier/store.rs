@@ -52,6 +52,8 @@ impl DiskTier {
             self.refuse_store(&mut state, &request, 0);
             return Ok(());
         }
+        let offered = request.items.iter().map(|item| item.fingerprint);
+        state.inventory.offered(offered);
         let watch = state.watch(&request);
         let epoch = state.epoch;
         let number = state.removals.ask();

@@ -142,6 +142,7 @@ impl Inventory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eviction::admission::{Admission, AdmissionOptions};
     use crate::format::change_page::ChangePage;
     use crate::format::checksum::{ChecksumKind, RowChecksum};
     use crate::format::geometry::Geometry;
@@ -163,7 +164,9 @@ mod tests {
         let directory = Arc::new(Directory::open_root(root, true, ShareMode::Private).unwrap());
         let cache = Arc::new(FileCache::new(4));
         let policy = crate::eviction::create("lru").unwrap();
-        let mut inventory = Inventory::new(Index::default(), policy, [(GroupId(0), 4096)]);
+        let admission = Admission::new(AdmissionOptions::default(), false);
+        let mut inventory =
+            Inventory::new(Index::default(), policy, admission, [(GroupId(0), 4096)]);
         let fingerprinter = Fingerprinter::new([7; 16]);
         let geometry = Geometry::new(GroupId(0), 4096, ROWS).unwrap();
         let mut entries = Vec::new();

@@ -9,6 +9,7 @@ mod packed;
 
 use kvstrata_core::cpu::{self, Handle};
 use kvstrata_core::error::ErrorKind;
+use kvstrata_core::eviction::request::Context;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::manager::{Answer, ManagerOptions, Outcome};
 use pyo3::prelude::*;
@@ -18,6 +19,7 @@ use crate::arguments::Keys;
 use crate::cpu_tier::CpuTier;
 use crate::error::{exception, raised};
 use crate::json;
+use crate::tier::hint_of;
 pub(crate) use book::Book;
 use outside::Below;
 use packed::{Packed, bytes_of, positions_of};
@@ -172,11 +174,62 @@ impl RequestBook {
         Ok(())
     }
 
+    /// A request has arrived: its one access to its keys, whichever of them are there.
+    ///
+    /// ``groups`` has all its keys, group by group in the order of the prompt; the rest is as for
+    /// ``Tier.observe``. ``now`` is as for ``end_step``. A context that was not begun is ignored.
+    #[pyo3(signature = (context, groups, now, *, prompt_tokens=None, new_tokens=None, hint=None))]
+    #[expect(clippy::too_many_arguments, reason = "most are named")]
+    fn observe(
+        &self,
+        py: Python<'_>,
+        context: &Bound<'_, PyAny>,
+        groups: Vec<Keys>,
+        now: f64,
+        prompt_tokens: Option<u32>,
+        new_tokens: Option<u32>,
+        hint: Option<&str>,
+    ) -> PyResult<()> {
+        let known = Context {
+            prompt_tokens,
+            new_tokens,
+            hint: hint_of(py, hint)?,
+        };
+        let mut keys = Vec::with_capacity(groups.iter().map(|group| group.0.len()).sum());
+        for group in groups {
+            let first = group.0.first().map(Key::group);
+            let tokens = self.tokens.iter().find(|(id, _)| Some(*id) == first);
+            let tokens = tokens.map_or(1, |(_, tokens)| *tokens);
+            let ends = (1_u64..).map(|chunk| chunk.saturating_mul(tokens));
+            keys.extend(group.0.into_iter().zip(ends));
+        }
+        self.with(py, |book, cpu| {
+            if let Some(id) = book.find(context) {
+                book.manager.observe(cpu, id, &keys, known, now);
+            }
+        })
+    }
+
+    /// A request was taken out of the batch, and waits to run again.
+    fn preempted(&self, py: Python<'_>, context: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.with(py, |book, cpu| {
+            if let Some(id) = book.find(context) {
+                book.manager.preempted(cpu, id);
+            }
+        })
+    }
+
     /// A request has ended: what it pinned, holds and waits for goes.
-    fn end(&self, py: Python<'_>, context: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (context, output_tokens=None))]
+    fn end(
+        &self,
+        py: Python<'_>,
+        context: &Bound<'_, PyAny>,
+        output_tokens: Option<u32>,
+    ) -> PyResult<()> {
         self.with(py, |book, cpu| {
             if let Some(id) = book.forget(context) {
-                book.manager.end(cpu, id);
+                book.manager.end(cpu, id, output_tokens);
             }
         })
     }
@@ -257,15 +310,17 @@ impl RequestBook {
     ) -> PyResult<Option<Packed<'py>>> {
         let given = keys_of(keys)?;
         let named: Keys = keys.extract()?;
+        let ends = positions_of(context, &given)?;
         let places = self.with(py, |book, cpu| {
             let id = book.find(context);
-            book.manager.prepare_load(cpu, id, &named.0)
+            book.manager.prepare_load(cpu, id, &named.0, &ends)
         })?;
         let Some(places) = places else {
             return Ok(None);
         };
-        let rows = named.0.iter().zip(given).zip(&places);
-        packed::pack(py, context, &self.tokens, rows).map(Some)
+        let rows = named.0.iter().zip(given).zip(ends).zip(&places);
+        let rows = rows.map(|(((key, object), end), place)| (key, object, end, place));
+        packed::pack(py, &self.tokens, rows).map(Some)
     }
 
     /// Takes slots for the keys that have none.
@@ -281,21 +336,23 @@ impl RequestBook {
     ) -> PyResult<Option<Prepared<'py>>> {
         let given = keys_of(keys)?;
         let named: Keys = keys.extract()?;
+        let ends = positions_of(context, &given)?;
         let prepared = self.with(py, |book, cpu| {
             let id = book.find(context);
-            book.manager.prepare_store(cpu, id, &named.0)
+            book.manager.prepare_store(cpu, id, &named.0, &ends)
         })?;
         let Some(prepared) = prepared.map_err(|error| raised(py, &error))? else {
             return Ok(None);
         };
-        let chosen: Vec<(&Key, Bound<'py, PyAny>)> = prepared
+        let chosen: Vec<(&Key, Bound<'py, PyAny>, Option<u64>)> = prepared
             .positions
             .iter()
-            .filter_map(|at| Some((named.0.get(*at)?, given.get(*at)?.clone())))
+            .filter_map(|at| Some((named.0.get(*at)?, given.get(*at)?.clone(), *ends.get(*at)?)))
             .collect();
-        let stored = PyList::new(py, chosen.iter().map(|(_, key)| key))?;
+        let stored = PyList::new(py, chosen.iter().map(|(_, key, _)| key))?;
         let rows = chosen.into_iter().zip(&prepared.places);
-        let packed = packed::pack(py, context, &self.tokens, rows)?;
+        let rows = rows.map(|((key, object, end), place)| (key, object, end, place));
+        let packed = packed::pack(py, &self.tokens, rows)?;
         Ok(Some((stored, packed, bytes_of(py, &prepared.evicted))))
     }
 
@@ -311,7 +368,7 @@ impl RequestBook {
         success: bool,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let named: Keys = keys.extract()?;
-        let ends = positions_of(context, &named.0)?;
+        let ends = positions_of(context, &keys_of(keys)?)?;
         let mut rows: Vec<(GroupId, u64, Key)> = named
             .0
             .iter()

@@ -4,10 +4,10 @@ use kvstrata_core::key::Key;
 use kvstrata_core::manager::{Outside, RequestId};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyBytes;
 
 use super::book::Contexts;
-use super::packed::{POSITIONS, position};
+use super::packed::{known, position};
 use crate::tier::Tier;
 
 pub(super) struct Below<'a, 'py> {
@@ -54,8 +54,9 @@ impl Outside for Below<'_, '_> {
 
     fn position(&mut self, request: RequestId, key: &Key) -> Option<u64> {
         let context = self.contexts.get(&request)?.bind(self.py);
-        let known = context.getattr(intern!(self.py, POSITIONS)).ok();
-        let known = known.and_then(|known| known.cast_into::<PyDict>().ok());
-        position(context, known.as_ref(), key).ok().flatten()
+        let key = PyBytes::new(self.py, key.as_bytes()).into_any();
+        position(context, known(context).as_ref(), &key)
+            .ok()
+            .flatten()
     }
 }

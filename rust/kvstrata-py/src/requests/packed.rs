@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 /// Where a context keeps the places of its keys.
-pub(super) const POSITIONS: &str = "_offload_key_positions";
+const POSITIONS: &str = "_offload_key_positions";
 
 /// Keys; and as little-endian bytes the positions of their groups (int32), chunks (int64) and
 /// offsets of slots (int64).
@@ -21,23 +21,20 @@ pub(super) type Packed<'py> = (
 /// A chunk that cannot be said.
 const UNKNOWN: i64 = -1;
 
-/// Packs rows in the order given.
+/// Packs rows in the order given, each with the token that its chunk ends with.
 pub(super) fn pack<'py, 'a>(
     py: Python<'py>,
-    context: &Bound<'py, PyAny>,
     tokens: &[(GroupId, u64)],
-    rows: impl Iterator<Item = ((&'a Key, Bound<'py, PyAny>), &'a Place)>,
+    rows: impl Iterator<Item = (&'a Key, Bound<'py, PyAny>, Option<u64>, &'a Place)>,
 ) -> PyResult<Packed<'py>> {
-    let known = known(context);
     let (mut keys, mut groups) = (Vec::new(), Vec::new());
     let (mut chunks, mut offsets) = (Vec::new(), Vec::new());
-    for ((key, object), place) in rows {
+    for (key, object, end, place) in rows {
         let group = key.group();
         let at = tokens.iter().position(|(other, _)| *other == group);
         let length = at
             .and_then(|at| tokens.get(at))
             .map_or(0, |(_, tokens)| *tokens);
-        let end = position(context, known.as_ref(), key)?;
         let at = at.and_then(|at| i32::try_from(at).ok()).unwrap_or(-1);
         groups.extend(at.to_le_bytes());
         chunks.extend(chunk(end, length).to_le_bytes());
@@ -60,15 +57,19 @@ fn chunk(end: Option<u64>, tokens: u64) -> i64 {
         .map_or(UNKNOWN, |count| count - 1)
 }
 
-/// The place in the prompt of each key, where the context knows it.
-pub(super) fn positions_of(context: &Bound<'_, PyAny>, keys: &[Key]) -> PyResult<Vec<Option<u64>>> {
+/// The place in the prompt of each key, where the context knows it. The keys' own objects know their
+/// hashes.
+pub(super) fn positions_of(
+    context: &Bound<'_, PyAny>,
+    keys: &[Bound<'_, PyAny>],
+) -> PyResult<Vec<Option<u64>>> {
     let known = known(context);
     keys.iter()
         .map(|key| position(context, known.as_ref(), key))
         .collect()
 }
 
-fn known<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyDict>> {
+pub(super) fn known<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyDict>> {
     let found = context.getattr(intern!(context.py(), POSITIONS)).ok()?;
     found.cast_into::<PyDict>().ok()
 }
@@ -78,10 +79,9 @@ fn known<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyDict>> {
 pub(super) fn position(
     context: &Bound<'_, PyAny>,
     known: Option<&Bound<'_, PyDict>>,
-    key: &Key,
+    key: &Bound<'_, PyAny>,
 ) -> PyResult<Option<u64>> {
     let py = context.py();
-    let key = PyBytes::new(py, key.as_bytes());
     let end = match known {
         Some(known) => known.get_item(key)?,
         None => Some(context.call_method1(intern!(py, "get_offload_key_position"), (key,))?),

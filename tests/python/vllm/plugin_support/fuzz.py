@@ -341,6 +341,8 @@ class Fuzz:
         stats = self.engine.manager.cpu.stats()
         left = {name: stats[name] for name in ("rows_in_use", "orphaned_rows", "writing_rows")}
         assert not any(left.values()), f"slots stay taken: {left}"
+        for name in ("observed_requests", "awaited_requests", "awaited_bytes"):
+            assert not stats[name], f"{name}: {stats[name]}"
         assert stats["rows"] == len(self.reference.listed), "events and rows differ"
         assert not self.reference.storing
         assert not self.reference.used

@@ -45,6 +45,7 @@ ALWAYS = frozenset(
     {
         "complete_load",
         "complete_store",
+        "observe",
         "on_request_finished",
         "on_reset_flushed",
         "on_schedule_end",

@@ -68,6 +68,7 @@ class Shape:
     blocks: int = 56
     slots: int = 64
     is_async: bool = False
+    policy: str = "lru"
     tiers: tuple[dict[str, Any], ...] = ()
     # How long a request waits for rows on their way, instead of our own default.
     load_wait_s: float = 10.0
@@ -113,6 +114,7 @@ def vllm_config(shape: Shape, model: Path, engine_id: str) -> VllmConfig:
         "tiers": list(shape.tiers),
         "load_wait_s": shape.load_wait_s,
         "offload_prompt_only": False,
+        "eviction_policy": shape.policy,
         "blocks_per_chunk": shape.blocks_per_chunk,
     }
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)

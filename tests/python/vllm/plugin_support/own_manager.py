@@ -11,7 +11,8 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 import kvstrata
 from kvstrata._native import CpuTier
 from kvstrata.vllm.below import TierBelow
-from kvstrata.vllm.manager import KVStrataManager, Opened
+from kvstrata.vllm.manager import KVStrataManager
+from kvstrata.vllm.opened import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -85,6 +85,8 @@ impl Plan {
             capacity: Size::Bytes(self.capacity),
             min_free: Size::Bytes(0),
             policy: "lru".to_owned(),
+            directory: None,
+            admission: kvstrata_core::eviction::admission::AdmissionOptions::default(),
             io_backend: io_backend.to_owned(),
             deadline: Duration::from_secs(30),
             share_mode: "private".to_owned(),

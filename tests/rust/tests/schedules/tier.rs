@@ -54,6 +54,8 @@ impl Bench {
             capacity: Size::Bytes(CAPACITY),
             min_free: Size::Bytes(0),
             policy: "lru".to_owned(),
+            directory: None,
+            admission: kvstrata_core::eviction::admission::AdmissionOptions::default(),
             io_backend: "threads".to_owned(),
             deadline: Duration::from_secs(30),
             share_mode: "private".to_owned(),

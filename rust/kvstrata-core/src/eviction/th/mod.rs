@@ -335,6 +335,10 @@ impl EvictionPolicy for Th {
         chosen.len()
     }
 
+    fn predicts(&self) -> bool {
+        true
+    }
+
     fn reuse_probability(&self, tag: Tag) -> Option<f32> {
         let number = self.tree.find(tag, NONE)?;
         let run = self.tree.run(self.tree.block(number)?.run)?;

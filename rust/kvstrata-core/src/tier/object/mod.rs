@@ -21,6 +21,7 @@ mod settle;
 mod state;
 mod stats;
 mod store;
+mod told;
 
 use core::fmt;
 use core::time::Duration;
@@ -41,6 +42,7 @@ use crate::tier::disk::Surroundings;
 use crate::tier::health::Health;
 use crate::tier::object::counters::ObjectCounters;
 use crate::tier::object::state::State;
+use crate::tier::object::told::Told;
 
 pub(crate) use crate::tier::object::serve::ServedObjects;
 
@@ -73,6 +75,9 @@ pub(crate) struct ObjectTier {
     handle: Handle,
     runtime: Mutex<Option<Runtime>>,
     state: Mutex<State>,
+    told: Mutex<Told>,
+    /// When the tier was opened.
+    began: std::time::Instant,
     /// Tells that the state may have become quiet.
     quiet: Condvar,
     /// Wakes the keeper: another deadline, or the end.

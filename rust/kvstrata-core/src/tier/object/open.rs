@@ -7,6 +7,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, watch};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::admission::Admission;
 use crate::index::Fingerprinter;
 use crate::namespace::layout;
 use crate::object::names::Names;
@@ -19,6 +20,7 @@ use crate::tier::object::ObjectTier;
 use crate::tier::object::counters::ObjectCounters;
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::state::State;
+use crate::tier::object::told::Told;
 
 /// Most threads that move bytes.
 const THREADS_MAX: usize = 4;
@@ -56,6 +58,8 @@ impl ObjectTier {
             handle: runtime.handle().clone(),
             runtime: Mutex::new(Some(runtime)),
             state: Mutex::new(State::new()),
+            told: Mutex::new(Told::new(Admission::new(limits.admission, false))),
+            began,
             quiet: Condvar::new(),
             watch: Notify::new(),
             circuit: Notify::new(),

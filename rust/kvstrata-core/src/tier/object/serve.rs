@@ -30,12 +30,11 @@ impl Served for ServedObjects {
     fn touch(&self, _: &[Key]) -> Result<()> {
         self.0.open_state().map(drop)
     }
-    /// Nothing is evicted here, so nobody learns from requests.
-    fn observe(&self, _: &str, _: &[Key], _: Context) -> Result<()> {
-        self.0.open_state().map(drop)
+    fn observe(&self, request: &str, keys: &[Key], context: Context) -> Result<()> {
+        self.0.observe(request, keys, context)
     }
-    fn finish(&self, _: &str, _: Option<u32>) -> Result<()> {
-        self.0.open_state().map(drop)
+    fn finish(&self, request: &str, _: Option<u32>) -> Result<()> {
+        self.0.finish(request)
     }
     fn remove(&self, keys: &[Key]) -> Result<()> {
         self.0.hide(keys)

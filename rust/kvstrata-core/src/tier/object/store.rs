@@ -70,12 +70,18 @@ impl ObjectTier {
         let is_there = |at: &usize| facts.get(*at) == Some(&Some(Fact::Verified));
         let (present, absent): (Vec<usize>, Vec<usize>) =
             (0..request.items.len()).partition(is_there);
+        let admitted = self.admitted(&request.items);
+        let is_taken = |at: &usize| admitted.get(*at).copied().unwrap_or(true);
+        let (absent, refused): (Vec<usize>, Vec<usize>) = absent.into_iter().partition(is_taken);
+        self.around
+            .metrics
+            .unadmitted_stores
+            .add(count(refused.len()));
         state.enqueue(&request, &place, absent);
-        let present: Vec<_> = present
-            .into_iter()
-            .map(|position| plain(position, Outcome::Present))
-            .collect();
-        self.settle(&mut state, &request, &present, None);
+        let refused = refused.into_iter().map(|at| plain(at, Outcome::Dropped));
+        let present = present.into_iter().map(|at| plain(at, Outcome::Present));
+        let settled: Vec<_> = present.chain(refused).collect();
+        self.settle(&mut state, &request, &settled, None);
         drop(state);
         self.watch.notify_one();
         self.pump();

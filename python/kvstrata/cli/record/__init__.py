@@ -1,0 +1,1 @@
+"""`kvstrata record`: a trace of what the requests of engines asked for."""

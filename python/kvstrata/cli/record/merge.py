@@ -1,0 +1,134 @@
+"""Recordings of engines as one trace: digests become numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvstrata import recording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_DIGITS = 2 * recording.DIGEST_BYTES
+
+
+class UnreadableError(Exception):
+    """A file that is not a recording, with the reason."""
+
+
+@dataclass
+class Recorded:
+    """One request."""
+
+    seconds: float
+    output_tokens: int
+    hint: int
+    path: list[str]
+
+
+@dataclass
+class Recordings:
+    """Requests of several files."""
+
+    block_tokens: int | None = None
+    requests: list[Recorded] = field(default_factory=list)
+    # Lines at the ends of files that an engine was writing, or that was killed.
+    torn: int = 0
+
+    def add(self, path: Path) -> None:
+        """Read one file.
+
+        # Errors
+        :class:`UnreadableError` naming the file and the line.
+        """
+        digests: list[str] = []
+        *lines, rest = path.read_bytes().split(b"\n")
+        self.torn += bool(rest)
+        for number, line in enumerate(lines, 1):
+            try:
+                value = json.loads(line)
+                if number == 1:
+                    self._header(value)
+                else:
+                    self.requests.append(_request(value, digests))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                msg = f"{path}: line {number} is not of a recording: {error}"
+                raise UnreadableError(msg) from error
+
+    def _header(self, value: Any) -> None:
+        tokens = int(value["block_tokens"])
+        if value["format"] != recording.FORMAT:
+            msg = f"format {value['format']!r}, not {recording.FORMAT!r}"
+            raise ValueError(msg)
+        if self.block_tokens not in (None, tokens):
+            msg = f"blocks of {tokens} tokens, elsewhere of {self.block_tokens}"
+            raise ValueError(msg)
+        self.block_tokens = tokens
+
+    def check(self) -> None:
+        """Raise :class:`UnreadableError` where nothing was recorded."""
+        if not self.requests:
+            msg = "no request was recorded there"
+            raise UnreadableError(msg)
+
+    def lines(self, name: str) -> Iterable[str]:
+        """The trace, line by line, requests in the order of their arrival."""
+        ordered = sorted(self.requests, key=lambda request: request.seconds)
+        numbers: dict[str, int] = {}
+        for request in ordered:
+            for digest in request.path:
+                numbers.setdefault(digest, len(numbers))
+        yield json.dumps(
+            {
+                "format": "kvtrace-ranges-1",
+                "name": name,
+                "requests": len(ordered),
+                "unique_blocks": len(numbers),
+                "block_tokens": self.block_tokens,
+            }
+        )
+        began = ordered[0].seconds if ordered else 0.0
+        for request in ordered:
+            runs = recording.ranges([numbers[digest] for digest in request.path])
+            line = {"t": round(request.seconds - began, 3), "s": 0, "o": request.output_tokens}
+            yield json.dumps({**line, "h": request.hint, "r": runs}, separators=(",", ":"))
+
+
+def _request(value: Any, digests: list[str]) -> Recorded:
+    fresh, runs = value["d"], value["r"]
+    if len(fresh) % _DIGITS or len(runs) % 2:
+        msg = "half a digest, or half a range"
+        raise ValueError(msg)
+    digests += [fresh[at : at + _DIGITS] for at in range(0, len(fresh), _DIGITS)]
+    path = []
+    for first, count in zip(runs[::2], runs[1::2], strict=True):
+        if first < 0 or count < 1 or first + count > len(digests):
+            msg = f"blocks {first} to {first + count}, of {len(digests)}"
+            raise ValueError(msg)
+        path += digests[first : first + count]
+    return Recorded(float(value["t"]), int(value["o"]), int(value["h"]), path)
+
+
+def files_of(places: Iterable[Path]) -> list[Path]:
+    """The recordings among files and in directories.
+
+    # Errors
+    :class:`UnreadableError` where there are none.
+    """
+    found: list[Path] = []
+    for place in places:
+        found += sorted(place.glob(f"*{recording.SUFFIX}")) if place.is_dir() else [place]
+    if not found:
+        msg = "no recordings there (files that end with .kvrec)"
+        raise UnreadableError(msg)
+    return found
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    """Write a trace, compressed where the name ends with .gz."""
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

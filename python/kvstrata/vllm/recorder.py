@@ -1,0 +1,170 @@
+"""Records the requests of an engine, for `kvstrata record` and `kvstrata simulate`.
+
+Never tokens, and no hashes that somebody without the directory's salt could tell a prompt by:
+:mod:`kvstrata.recording`. A thread writes; what it cannot keep up with is left out and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+import kvstrata
+from kvstrata import recording
+from kvstrata.vllm import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+logger = init_logger(__name__)
+
+OPTION = "record"
+_NAMES = ("directory", "file_size", "files")
+# Blocks whose numbers one file keeps: 40 MB of memory.
+BLOCKS_MAX = 1 << 18
+# Requests that wait for the thread.
+WAITING_MAX = 1 << 10
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Where, and how much at most: so many files of so many bytes, of which the oldest goes."""
+
+    directory: Path
+    file_bytes: int = 64 << 20
+    files: int = 16
+
+    @classmethod
+    def parse(cls, extra_config: Mapping[str, Any]) -> RecordOptions | None:
+        """Read the option; `None` where nothing is recorded.
+
+        # Errors
+        :class:`kvstrata.ConfigError` naming what is wrong.
+        """
+        given = extra_config.get(OPTION)
+        if given is None:
+            return None
+        if isinstance(given, str):
+            given = {"directory": given}
+        if not isinstance(given, dict) or not isinstance(given.get("directory"), str):
+            msg = f"{OPTION!r} is {given!r}, not a directory, nor an object with a 'directory'"
+            raise kvstrata.ConfigError(msg)
+        for name in given:
+            if name not in _NAMES:
+                msg = f"{OPTION!r} has no {name!r}: it has {', '.join(map(repr, _NAMES))}"
+                raise kvstrata.ConfigError(msg)
+        files = given.get("files", cls.files)
+        if isinstance(files, bool) or not isinstance(files, int) or files < 1:
+            msg = f"'files' of {OPTION!r} is {files!r}, not a whole number from 1 on"
+            raise kvstrata.ConfigError(msg)
+        size = sizes.parse(f"file_size of {OPTION}", given.get("file_size", cls.file_bytes), 0)
+        return cls(Path(given["directory"]), size, files)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    began: float
+    hashes: tuple[bytes, ...]
+    output_tokens: int
+    hint: str | None
+
+
+class Recorder:
+    """See the module. `block_tokens` are the tokens of one hash."""
+
+    def __init__(
+        self, options: RecordOptions, block_tokens: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._options = options
+        self._block_tokens = block_tokens
+        self._clock = clock
+        try:
+            self._salt = recording.prepare(options.directory)
+        except (OSError, ValueError) as error:
+            msg = f"{OPTION!r}: {error}"
+            raise kvstrata.ConfigError(msg) from error
+        # By request, which is held while it is here: its id may be given again.
+        self._open: dict[int, tuple[Any, float, str | None]] = {}
+        self._waiting: queue.Queue[_Ended | None] = queue.Queue(WAITING_MAX)
+        self._names: list[Path] = []
+        self.lost = 0
+        self._thread = threading.Thread(target=self._run, name="kvstrata-record", daemon=True)
+        self._thread.start()
+
+    def arrived(self, request: Any, hint: str | None) -> None:
+        """A request of vLLM's was taken up."""
+        self._open[id(request)] = (request, self._clock(), hint)
+
+    def ended(self, request: Any) -> None:
+        """It has ended. Waits for nothing."""
+        known = self._open.pop(id(request), None)
+        if known is None or not self._thread.is_alive():
+            return
+        _, began, hint = known
+        blocks = int(request.num_prompt_tokens) // self._block_tokens
+        hashes = tuple(bytes(one) for one in request.block_hashes[:blocks])
+        if not hashes:
+            return
+        try:
+            self._waiting.put_nowait(_Ended(began, hashes, int(request.num_output_tokens), hint))
+        except queue.Full:
+            self.lost += 1
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        if self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=_CLOSE_SECONDS)
+                self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while self._write_file():
+                pass
+        except OSError as error:
+            logger.error("kvstrata: requests are not recorded any more: %s", error)  # noqa: TRY400
+
+    def _write_file(self) -> bool:
+        """One file, up to its size; false at the end."""
+        first = self._waiting.get()
+        if first is None:
+            return False
+        encoder = recording.Encoder(self._salt, self._block_tokens, self._clock())
+        with os.fdopen(self._create(), "wb") as file:
+            size = file.write(encoder.header)
+            ended: _Ended | None = first
+            while ended is not None:
+                size += file.write(
+                    encoder.request(ended.began, ended.hashes, ended.output_tokens, ended.hint)
+                )
+                if size >= self._options.file_bytes or encoder.blocks >= BLOCKS_MAX:
+                    return True
+                if self._waiting.empty():
+                    file.flush()
+                ended = self._waiting.get()
+        return False
+
+    def _create(self) -> int:
+        while len(self._names) >= self._options.files:
+            self._names.pop(0).unlink(missing_ok=True)
+        made = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._clock()))
+        for number in range(1 << 20):
+            name = f"{made}-{os.getpid()}-{number}{recording.SUFFIX}"
+            path = self._options.directory / name
+            try:
+                descriptor = recording.create(path)
+            except FileExistsError:
+                continue
+            self._names.append(path)
+            return descriptor
+        msg = f"no free name in {self._options.directory}"
+        raise FileExistsError(msg)

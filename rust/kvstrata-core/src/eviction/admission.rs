@@ -1,0 +1,276 @@
+//! Which rows a tier takes at all: those that are likely to be used again, or that were asked for
+//! often enough.
+//!
+//! Both are counted when a request arrives, once for all its keys, wherever a lookup would have
+//! stopped. A tier that nobody tells of requests counts the keys that it is offered.
+
+use hashbrown::HashMap;
+
+use super::EvictionPolicy;
+use super::request::{Arrival, Tag};
+use super::th::Th;
+
+/// Keys that a predictor beside another policy than `th` knows at most: 11 MB.
+pub const PREDICTOR_KEYS: usize = 1 << 18;
+/// Keys of which it is counted how often they were asked for, where nothing else is said.
+pub const TRACKED_KEYS: usize = 64_000;
+
+/// What is asked of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdmissionOptions {
+    /// Least probability of a use within an hour; 0 takes everything. Rows of which nothing is known
+    /// are taken.
+    pub theta: f32,
+    /// Requests that must have had a key; 1 takes everything.
+    pub store_threshold: u32,
+    /// Keys of which that is counted.
+    pub tracked_keys: usize,
+    /// Keys that a predictor knows at most; `None`: [`PREDICTOR_KEYS`].
+    pub directory: Option<usize>,
+}
+
+impl Default for AdmissionOptions {
+    /// Takes everything.
+    fn default() -> Self {
+        Self {
+            theta: 0.0,
+            store_threshold: 1,
+            tracked_keys: TRACKED_KEYS,
+            directory: None,
+        }
+    }
+}
+
+/// The state; see the module.
+#[derive(Debug)]
+pub struct Admission {
+    options: AdmissionOptions,
+    /// Where the tier's policy predicts nothing.
+    predictor: Option<Box<Th>>,
+    seen: Seen,
+    /// Whether anybody tells of requests.
+    is_told: bool,
+}
+
+impl Admission {
+    /// Knows of no key. `predicts` says whether the tier's own policy predicts.
+    pub fn new(options: AdmissionOptions, predicts: bool) -> Self {
+        let directory = options.directory.unwrap_or(PREDICTOR_KEYS);
+        let needed = options.theta > 0.0 && !predicts;
+        Self {
+            predictor: needed.then(|| Box::new(Th::with_directory(Some(directory)))),
+            seen: Seen::new(options.tracked_keys),
+            is_told: false,
+            options,
+        }
+    }
+
+    /// Whether every row is taken, whatever comes.
+    pub fn takes_all(&self) -> bool {
+        self.options.theta <= 0.0 && self.options.store_threshold <= 1
+    }
+
+    /// Says what time it is, in milliseconds since any instant.
+    pub fn set_time(&mut self, milliseconds: u64) {
+        if let Some(predictor) = &mut self.predictor {
+            predictor.set_time(milliseconds);
+        }
+    }
+
+    /// A request has arrived.
+    pub fn observe(&mut self, arrival: &Arrival<'_>) {
+        self.is_told = true;
+        if let Some(predictor) = &mut self.predictor {
+            predictor.observe(arrival, &[]);
+        }
+        if self.options.store_threshold > 1 {
+            for tag in arrival.tags {
+                self.seen.count(*tag);
+            }
+        }
+    }
+
+    /// Rows of these keys are offered.
+    pub fn offered(&mut self, tags: impl IntoIterator<Item = Tag>) {
+        if self.options.store_threshold <= 1 {
+            return;
+        }
+        for tag in tags {
+            // What a request adds to its prompt was in no arrival.
+            if !self.is_told || self.seen.times(tag) == 0 {
+                self.seen.count(tag);
+            }
+        }
+    }
+
+    /// Whether a row is taken; `policy` is the tier's own.
+    pub fn admits(&self, tag: Tag, policy: Option<&dyn EvictionPolicy>) -> bool {
+        let threshold = self.options.store_threshold;
+        if threshold > 1 && self.seen.times(tag) < threshold {
+            return false;
+        }
+        if self.options.theta <= 0.0 || !self.is_told {
+            return true;
+        }
+        let predicted = match &self.predictor {
+            Some(predictor) => predictor.reuse_probability(tag),
+            None => policy.and_then(|policy| policy.reuse_probability(tag)),
+        };
+        predicted.is_none_or(|probability| probability >= self.options.theta)
+    }
+
+    /// Bytes of memory held.
+    pub fn memory_bytes(&self) -> usize {
+        let predictor = self.predictor.as_ref();
+        predictor.map_or(0, |predictor| predictor.memory_bytes()) + self.seen.memory_bytes()
+    }
+}
+
+/// How often keys were seen: of the last ones, and of those before them.
+#[derive(Debug)]
+struct Seen {
+    most: usize,
+    latest: HashMap<Tag, u32>,
+    earlier: HashMap<Tag, u32>,
+}
+
+impl Seen {
+    fn new(most: usize) -> Self {
+        Self {
+            most: most.div_ceil(2).max(1),
+            latest: HashMap::new(),
+            earlier: HashMap::new(),
+        }
+    }
+
+    fn times(&self, tag: Tag) -> u32 {
+        let found = self.latest.get(&tag).or_else(|| self.earlier.get(&tag));
+        found.copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, tag: Tag) {
+        let times = self.times(tag).saturating_add(1);
+        if self.latest.len() >= self.most && !self.latest.contains_key(&tag) {
+            self.earlier = core::mem::take(&mut self.latest);
+        }
+        self.latest.insert(tag, times);
+    }
+
+    fn memory_bytes(&self) -> usize {
+        (self.latest.capacity() + self.earlier.capacity()) * size_of::<(Tag, u32)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eviction::Class;
+    use crate::eviction::request::{Context, RequestId};
+
+    fn options(theta: f32, store_threshold: u32) -> AdmissionOptions {
+        AdmissionOptions {
+            theta,
+            store_threshold,
+            ..AdmissionOptions::default()
+        }
+    }
+
+    fn arrive(admission: &mut Admission, tags: &[Tag], milliseconds: u64) {
+        admission.set_time(milliseconds);
+        admission.observe(&Arrival {
+            id: RequestId(0),
+            class: Class(0),
+            tags,
+            context: Context::default(),
+        });
+    }
+
+    fn tags(numbers: impl IntoIterator<Item = u64>) -> Vec<Tag> {
+        let spread = |number: u64| Tag(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        numbers.into_iter().map(spread).collect()
+    }
+
+    #[test]
+    fn without_rules_everything_is_taken() {
+        let mut admission = Admission::new(AdmissionOptions::default(), false);
+        assert!(admission.takes_all());
+        arrive(&mut admission, &tags(0..4), 0);
+        assert!(admission.admits(Tag(9), None));
+        assert_eq!(admission.memory_bytes(), 0);
+    }
+
+    #[test]
+    fn a_request_counts_once_and_its_answer_is_seen_when_it_is_offered() {
+        let mut admission = Admission::new(options(0.0, 2), false);
+        let (prompt, answer) = (tags(0..3), tags(3..4));
+        arrive(&mut admission, &prompt, 0);
+        for _ in 0..3 {
+            admission.offered(prompt.iter().chain(&answer).copied());
+        }
+        assert!(!admission.admits(prompt[0], None) && !admission.admits(answer[0], None));
+        arrive(&mut admission, &tags(0..4), 0);
+        assert!(admission.admits(prompt[0], None) && admission.admits(answer[0], None));
+    }
+
+    #[test]
+    fn who_is_told_of_no_request_counts_offers() {
+        let mut admission = Admission::new(options(0.05, 2), false);
+        admission.offered(tags(0..2));
+        assert!(!admission.admits(tags(0..1)[0], None));
+        admission.offered(tags(0..1));
+        assert!(admission.admits(tags(0..1)[0], None));
+        assert!(!admission.admits(tags(1..2)[0], None));
+    }
+
+    #[test]
+    fn how_often_keys_were_seen_is_forgotten_when_there_are_too_many() {
+        let mut seen = Seen::new(100);
+        for number in 0..10_000 {
+            seen.count(Tag(number));
+            assert!(seen.latest.len() + seen.earlier.len() <= 101);
+        }
+        assert_eq!((seen.times(Tag(9_999)), seen.times(Tag(0))), (1, 0));
+    }
+
+    #[test]
+    fn prompts_that_never_come_back_are_refused_and_turns_are_not() {
+        let mut admission = Admission::new(options(0.05, 1), false);
+        let mut next = 1_000_000;
+        let mut minute = 0;
+        for session in 0..60_u64 {
+            // A session of three turns, and twenty prompts that come once.
+            for turn in 1..=3 {
+                minute += 1;
+                arrive(
+                    &mut admission,
+                    &tags(session * 100..session * 100 + turn * 8),
+                    minute * 60_000,
+                );
+                for _ in 0..20 {
+                    let once = tags(next..next + 8);
+                    next += 8;
+                    admission.set_time(minute * 60_000);
+                    admission.observe(&Arrival {
+                        id: RequestId(0),
+                        class: Class(0),
+                        tags: &once,
+                        context: Context {
+                            prompt_tokens: Some(40_000),
+                            ..Context::default()
+                        },
+                    });
+                }
+            }
+        }
+        let turns = tags(9_000..9_008);
+        arrive(&mut admission, &turns, minute * 60_000 + 1);
+        arrive(
+            &mut admission,
+            &tags(9_000..9_016),
+            minute * 60_000 + 60_000,
+        );
+        assert!(admission.admits(turns[0], None));
+        assert!(!admission.admits(tags(next - 8..next)[0], None));
+        assert!(admission.admits(Tag(77), None), "nothing is known of it");
+    }
+}

@@ -1,0 +1,324 @@
+//! Requests that the CPU tier is told of: one access each, rows in the order of the prompt, and rows
+//! that stay while their request waits.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+use kvstrata_core::cpu::{Asker, CpuOptions, CpuTier, Presence, User};
+use kvstrata_core::eviction::request::Context;
+use kvstrata_core::key::{GroupId, Key};
+use serde_json::Value;
+
+const ROW: u64 = 1024;
+const TOKENS: u64 = 16;
+
+fn key(number: u64, group: u32) -> Key {
+    let mut bytes = [0_u8; 36];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    bytes[32..].copy_from_slice(&group.to_be_bytes());
+    Key::new(&bytes).unwrap()
+}
+
+fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
+    numbers.into_iter().map(|number| key(number, 0)).collect()
+}
+
+struct Requests {
+    tier: CpuTier,
+}
+
+impl Requests {
+    fn new(slots: u64, policy: &str) -> Self {
+        let tier = CpuTier::new(CpuOptions {
+            arena_bytes: slots * ROW,
+            row_bytes: vec![(GroupId(0), ROW)],
+            policy: policy.to_owned(),
+            ..CpuOptions::default()
+        });
+        Self {
+            tier: tier.unwrap(),
+        }
+    }
+
+    fn lru(slots: u64) -> Self {
+        Self::new(slots, "lru")
+    }
+
+    /// Stores chunks of a request, the first of which has number `at`; the keys that went for it.
+    fn store(&mut self, request: u32, at: u64, chunks: &[Key]) -> Option<Vec<Key>> {
+        let first = at + 1;
+        let ends: Vec<Option<u64>> = (first..)
+            .map(|chunk| Some(chunk * TOKENS))
+            .take(chunks.len())
+            .collect();
+        let asker = Asker {
+            request,
+            ends: &ends,
+        };
+        let prepared = self.tier.prepare_store_for(asker, chunks, User::Worker);
+        let evicted = prepared.unwrap()?.evicted;
+        self.tier.complete_store(chunks, true);
+        Some(evicted)
+    }
+
+    fn load(&mut self, request: u32, chunks: &[Key]) {
+        let ends: Vec<Option<u64>> = (1..)
+            .map(|chunk| Some(chunk * TOKENS))
+            .take(chunks.len())
+            .collect();
+        let asker = Asker {
+            request,
+            ends: &ends,
+        };
+        assert!(self.tier.prepare_load_for(asker, chunks).is_some());
+        self.tier.complete_load(chunks);
+    }
+
+    fn observe(&mut self, request: u32, chunks: &[Key]) {
+        let ends = (1..).map(|chunk| chunk * TOKENS);
+        let named: Vec<(Key, u64)> = chunks.iter().copied().zip(ends).collect();
+        self.tier.observe(request, &named, Context::default());
+    }
+
+    /// The keys that go when so many others come, one after the other.
+    fn victims(&mut self, count: u64) -> Vec<Key> {
+        let mut gone = Vec::new();
+        for number in 0..count {
+            gone.extend(self.store(0, 0, &keys([1_000_000 + number])).unwrap());
+        }
+        gone
+    }
+
+    fn number(&self, field: &str) -> u64 {
+        let stats = self.tier.stats();
+        stats.get(field).and_then(Value::as_u64).unwrap()
+    }
+}
+
+#[test]
+fn rows_of_several_stores_of_a_request_go_from_its_tail() {
+    let mut requests = Requests::lru(6);
+    for chunk in 0..6 {
+        requests.store(7, chunk, &keys([chunk])).unwrap();
+    }
+    assert_eq!(requests.victims(4), keys([5, 4, 3, 2]));
+}
+
+#[test]
+fn a_row_that_is_stored_late_stands_where_its_chunk_is() {
+    let mut requests = Requests::lru(4);
+    requests.store(7, 0, &keys([0])).unwrap();
+    requests.store(7, 3, &keys([3])).unwrap();
+    requests.store(7, 1, &keys([1, 2])).unwrap();
+    assert_eq!(requests.victims(4), keys([3, 2, 1, 0]));
+}
+
+#[test]
+fn rows_that_a_request_adds_are_no_warmer_than_its_others() {
+    let mut requests = Requests::lru(4);
+    requests.store(7, 0, &keys([0])).unwrap();
+    requests.store(8, 0, &keys([10, 11])).unwrap();
+    requests.store(7, 1, &keys([1])).unwrap();
+    assert_eq!(requests.victims(4), keys([1, 0, 11, 10]));
+}
+
+#[test]
+fn rows_stored_again_after_a_failure_keep_their_order() {
+    let mut requests = Requests::lru(3);
+    let first = keys([0]);
+    let ends = [Some(TOKENS)];
+    let asker = Asker {
+        request: 7,
+        ends: &ends,
+    };
+    let tier = &mut requests.tier;
+    assert!(
+        tier.prepare_store_for(asker, &first, User::Worker)
+            .unwrap()
+            .is_some()
+    );
+    tier.complete_store(&first, false);
+    for chunk in 0..3 {
+        requests.store(7, chunk, &keys([chunk])).unwrap();
+    }
+    assert_eq!(requests.victims(3), keys([2, 1, 0]));
+}
+
+#[test]
+fn a_row_added_while_the_one_before_it_is_pinned_and_out_of_the_list_is_found() {
+    let mut requests = Requests::lru(3);
+    requests.store(7, 0, &keys([0])).unwrap();
+    requests.store(8, 0, &keys([10])).unwrap();
+    let held = requests.tier.hold_ready(&keys([0]));
+    // This store passes the pinned row at the cold end.
+    requests.store(9, 0, &keys([20, 21])).unwrap();
+    requests.store(7, 1, &keys([1])).unwrap();
+    let handles: Vec<_> = held.iter().flatten().map(|place| place.handle).collect();
+    requests.tier.let_go(&handles, true);
+    let mut gone = requests.victims(3);
+    gone.sort_unstable_by_key(|key| key.as_bytes()[7]);
+    assert_eq!(gone, keys([0, 1, 20]));
+}
+
+#[test]
+fn of_groups_that_share_slots_the_tails_go_together_whichever_store_brought_them() {
+    let row_bytes = vec![(GroupId(0), ROW), (GroupId(1), ROW)];
+    let tier = CpuTier::new(CpuOptions {
+        arena_bytes: 8 * ROW,
+        row_bytes,
+        ..CpuOptions::default()
+    });
+    let mut requests = Requests {
+        tier: tier.unwrap(),
+    };
+    for chunk in 0..3 {
+        let both = [key(chunk, 0), key(chunk, 1)];
+        let ends = [Some((chunk + 1) * TOKENS); 2];
+        let asker = Asker {
+            request: 7,
+            ends: &ends,
+        };
+        let stored = requests.tier.prepare_store_for(asker, &both, User::Worker);
+        assert!(stored.unwrap().is_some());
+        requests.tier.complete_store(&both, true);
+    }
+    let gone = requests.store(8, 0, &keys(10..14)).unwrap();
+    let chunks: Vec<u8> = gone.iter().map(|key| key.as_bytes()[7]).collect();
+    assert_eq!(chunks, [2, 2]);
+}
+
+#[test]
+fn an_arrival_is_the_one_access_of_its_request() {
+    let mut requests = Requests::lru(4);
+    requests.store(1, 0, &keys([0, 1])).unwrap();
+    requests.store(2, 0, &keys([10, 11])).unwrap();
+    requests.tier.finish(1, None);
+    requests.tier.finish(2, None);
+    requests.observe(3, &keys([0, 1]));
+    requests.observe(4, &keys([10, 11]));
+    requests.load(3, &keys([0, 1]));
+    requests.tier.runs(4);
+    assert_eq!(requests.victims(4), keys([1, 0, 11, 10]));
+}
+
+#[test]
+fn rows_that_come_from_below_while_a_request_waits_take_their_place_in_it() {
+    let mut requests = Requests::lru(4);
+    requests.store(1, 0, &keys([0])).unwrap();
+    requests.tier.finish(1, None);
+    requests.observe(3, &keys([0, 1, 2]));
+    // Two waves of loads from below, by nobody.
+    requests.store(0, 0, &keys([1])).unwrap();
+    requests.store(0, 0, &keys([2])).unwrap();
+    requests.load(3, &keys([0, 1, 2]));
+    requests.tier.runs(3);
+    assert_eq!(requests.victims(4), keys([2, 1, 0]));
+}
+
+#[test]
+fn the_end_of_a_request_renews_its_rows_from_the_tail() {
+    let mut requests = Requests::lru(5);
+    requests.observe(3, &keys([0, 1, 2]));
+    requests.store(3, 0, &keys([0, 1])).unwrap();
+    requests.store(4, 0, &keys([10, 11])).unwrap();
+    requests.store(3, 2, &keys([2])).unwrap();
+    requests.tier.finish(3, Some(5));
+    assert_eq!(requests.victims(5), keys([11, 10, 2, 1, 0]));
+}
+
+#[test]
+fn the_rows_of_a_waiting_request_stay_until_it_runs() {
+    for policy in ["lru", "th", "arc_vllm", "s3fifo"] {
+        let mut requests = Requests::new(8, policy);
+        requests.store(1, 0, &keys([0, 1])).unwrap();
+        requests.store(1, 2, &keys([2, 3, 4, 5])).unwrap();
+        requests.tier.finish(1, None);
+        requests.observe(3, &keys([0, 1]));
+        requests.tier.waits(3);
+        assert_eq!(requests.tier.awaited(), (1, 2 * ROW), "{policy}");
+        for _ in 0..3 {
+            requests.victims(20);
+            let found = requests.tier.lookup(&keys([0, 1]));
+            assert_eq!(found, [Presence::Ready; 2], "{policy}");
+        }
+        requests.tier.runs(3);
+        assert_eq!(requests.tier.awaited(), (0, 0), "{policy}");
+        requests.store(0, 0, &keys(50..58)).unwrap();
+        let found = requests.tier.lookup(&keys([0, 1]));
+        assert_eq!(found, [Presence::Absent; 2], "{policy}");
+    }
+}
+
+#[test]
+fn waiting_requests_keep_no_more_than_their_share() {
+    let mut requests = Requests::lru(8);
+    for request in 0..8 {
+        requests
+            .store(1, request, &keys([request]))
+            .unwrap();
+    }
+    requests.tier.finish(1, None);
+    for request in 0..8_u32 {
+        requests.observe(10 + request, &keys([u64::from(request)]));
+        requests.tier.waits(10 + request);
+    }
+    assert_eq!(requests.tier.awaited(), (4, 4 * ROW));
+}
+
+#[test]
+fn rows_that_several_requests_wait_for_count_once_and_stay_for_the_last() {
+    let mut requests = Requests::lru(4);
+    requests.store(1, 0, &keys([0, 1])).unwrap();
+    requests.tier.finish(1, None);
+    for request in [5, 6] {
+        requests.observe(request, &keys([0, 1]));
+        requests.tier.waits(request);
+    }
+    assert_eq!(requests.tier.awaited(), (2, 2 * ROW));
+    requests.tier.runs(5);
+    requests.victims(6);
+    assert_eq!(requests.tier.lookup(&keys([0, 1])), [Presence::Ready; 2]);
+    requests.tier.finish(6, None);
+    assert_eq!(requests.tier.awaited(), (0, 0));
+}
+
+#[test]
+fn a_store_that_finds_no_other_room_takes_it_from_who_came_last() {
+    let mut requests = Requests::lru(4);
+    requests.store(1, 0, &keys([0, 1, 2, 3])).unwrap();
+    requests.tier.finish(1, None);
+    for request in [5, 6] {
+        let own = u64::from(request) - 5;
+        requests.observe(request, &keys([own]));
+        requests.tier.waits(request);
+    }
+    requests.store(9, 0, &keys([20, 21, 22])).unwrap();
+    assert_eq!(
+        requests.tier.lookup(&keys([0, 1])),
+        [Presence::Ready, Presence::Absent]
+    );
+    assert_eq!(requests.number("unprotected_requests"), 1);
+    assert_eq!(requests.tier.awaited(), (1, ROW));
+}
+
+#[test]
+fn nothing_is_left_of_requests_that_a_reset_came_upon() {
+    let mut requests = Requests::lru(4);
+    requests.store(1, 0, &keys([0, 1])).unwrap();
+    requests.observe(2, &keys([0, 1, 2]));
+    requests.tier.waits(2);
+    let held = requests.tier.hold_ready(&keys([0]));
+    requests.tier.reset();
+    assert_eq!(requests.tier.awaited().1, 0);
+    requests.tier.let_go(&[held[0].unwrap().handle], true);
+    requests.store(2, 0, &keys([0, 1, 2])).unwrap();
+    requests.tier.finish(2, Some(1));
+    requests.tier.finish(1, Some(1));
+    assert_eq!(requests.tier.awaited(), (0, 0));
+    assert_eq!(requests.number("observed_requests"), 0);
+    assert_eq!(requests.number("rows_in_use"), 0);
+    assert_eq!(requests.victims(4), keys([2, 1, 0]));
+}
