@@ -20,6 +20,7 @@ VENV_PYTHON=$VENV/bin/python
 CACHE=$ROOT/.cache
 VLLM_NEXT=0.33.0 # its Python sources are laid over the installed vLLM for unit tests
 VLLM_NEXT_DIR=$CACHE/vllm-$VLLM_NEXT
+VLLM_CASES_DIR=$CACHE/vllm-tests # vLLM's own tests, by version
 WHEEL_DIR=$ROOT/target/wheels
 SERVERS_DIR=$CACHE/servers
 

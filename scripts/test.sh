@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the groups of checks that are named, in this order, and stops at the first that fails:
 #   scripts/test.sh [lint] [rust] [places] [python] [engine] [long]
+# Groups with a plus between them run side by side: many tests wait more than they compute.
 # The last line is a summary in pytest's words over all pytest runs of this call, or, where there
 # were none, over its checks.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -8,6 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 REPORTS=$CACHE/reports
 STEP=""
 TIMES=()
+declare -A BESIDE=() # groups that run beside another, with their process groups
 
 # step NAME COMMAND...: runs one check and says how long it took.
 step() {
@@ -20,10 +22,41 @@ step() {
     STEP=""
 }
 
-finish() {
-    local status=$?
+# together GROUP...: the last group here, the others beside it, whose output follows in one piece.
+together() {
+    local group status
+    set -m # each has a process group of its own, and can be ended as a whole
+    for group in "${@:1:$#-1}"; do
+        (
+            TIMES=()
+            trap report_times EXIT
+            "group_$group"
+        ) >"$REPORTS/$group.log" 2>&1 &
+        BESIDE[$group]=$!
+    done
+    set +m
+    "group_${*: -1}"
+    for group in "${!BESIDE[@]}"; do
+        status=0
+        wait "${BESIDE[$group]}" || status=$?
+        unset "BESIDE[$group]"
+        cat "$REPORTS/$group.log"
+        ((status == 0)) || exit "$status"
+    done
+}
+
+report_times() {
     ((${#TIMES[@]} == 0)) || printf '%s\n' "--- seconds by step" "${TIMES[@]}"
     [[ -z $STEP ]] || printf -- '--- FAILED: %s\n' "$STEP"
+}
+
+finish() {
+    local status=$? group
+    for group in "${!BESIDE[@]}"; do
+        kill -- "-${BESIDE[$group]}" 2>/dev/null || true
+        tail -n 200 "$REPORTS/$group.log"
+    done
+    report_times
     "$PYTHON" scripts/summary.py "$REPORTS" "$SECONDS" "$status" "${#TIMES[@]}" || true
     exit "$status"
 }
@@ -34,7 +67,8 @@ run_pytest() { "$VENV_PYTHON" -m pytest --junit-xml="$REPORTS/${STEP// /-}.xml" 
 with_vllm() { # with_vllm VERSION PATH ARGUMENT...
     local version=$1 path=$2
     shift 2
-    PYTHONPATH=$path VLLM_TARGET_DEVICE=cpu HF_HUB_OFFLINE=1 KVSTRATA_TEST_VLLM=$version run_pytest "$@"
+    PYTHONPATH=$path VLLM_TARGET_DEVICE=cpu HF_HUB_OFFLINE=1 KVSTRATA_TEST_VLLM=$version \
+        KVSTRATA_TEST_VLLM_SOURCES=$VLLM_CASES_DIR run_pytest "$@"
 }
 
 core_is_free_of_python() {
@@ -72,6 +106,7 @@ group_lint() {
 
 # The binding crate has no tests of its own: tests/python are its tests.
 group_rust() {
+    step "environment: servers" scripts/env.sh servers
     step "rust tests" cargo test --locked --quiet --workspace --exclude kvstrata-py
     step "schedules" schedules 300
 }
@@ -131,7 +166,7 @@ group_python() {
     step "environment: wheel" scripts/env.sh tools wheel
     step "stubs match the module" "$VENV_PYTHON" -m mypy.stubtest kvstrata._native \
         --mypy-config-file pyproject.toml
-    step "environment: vLLM" scripts/env.sh vllm sources servers
+    step "environment: vLLM" scripts/env.sh vllm sources cases servers
     step "pytest" run_pytest -m "not engine and not slow and not gpu" \
         --ignore=tests/python/vllm --ignore=tests/python/memory tests/python
     step "pytest torch" run_pytest -m "not slow and not gpu" tests/python/memory
@@ -162,5 +197,6 @@ rm -rf "$REPORTS"
 mkdir -p "$REPORTS"
 trap finish EXIT
 for group in "$@"; do
-    "group_$group"
+    IFS=+ read -ra side_by_side <<<"$group"
+    together "${side_by_side[@]}"
 done

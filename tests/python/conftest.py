@@ -10,6 +10,7 @@ import pytest
 
 SHARED_MEMORY = Path("/dev/shm")
 GONE_WITHIN_S = 10.0
+OF_RUST_TESTS = "kvstrata-rust-"
 PR_SET_CHILD_SUBREAPER = 36
 # Started once by the standard library and kept for the life of the interpreter.
 STANDING_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -56,7 +57,8 @@ def live_children() -> dict[int, str]:
 
 
 def shared_files() -> set[str]:
-    return {path.name for path in SHARED_MEMORY.iterdir()}
+    names = {path.name for path in SHARED_MEMORY.iterdir()}
+    return {name for name in names if not name.startswith(OF_RUST_TESTS)}
 
 
 def held_by_strangers(name: str) -> bool:

@@ -191,8 +191,12 @@ class TierBelow:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something is still to come."""
-        return bool(self._jobs or self._refused or self._busy)
+        """Whether a job is under way, or its end is still to be taken up.
+
+        Slots that the kernel kept beyond their job's end are not: nobody waits for them, and an
+        engine without requests would look for them step after step while a mount hangs.
+        """
+        return bool(self._jobs or self._refused)
 
     @guarded(lambda: False)
     def reset(self) -> bool:

@@ -164,7 +164,7 @@ class KVStrataConnector(StockConnector):
                 for job_id in self._row_worker.take_failed_loads()
                 if job_id in jobs
             )
-            self._overtaken = staleloads.asked_for(self._connector_metadata)
+            self._overtaken |= staleloads.asked_for(self._connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What ended; loads that copied nothing end as failed, too."""
@@ -383,7 +383,7 @@ class KVStrataConnector(StockConnector):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
         """Declare the metrics of the spec that runs. Called in the API server's process."""
-        startup.choose_spec(vllm_config)
+        startup.name_metrics(vllm_config)
         return super().build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues
         )

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import OffloadPolicy
 
 import kvstrata
 from kvstrata._native import CpuTier
-from kvstrata.vllm import geometry, manifest, metrics, options, table
+from kvstrata.vllm import configinfo, geometry, manifest, metrics, options, table
 from kvstrata.vllm.below import TierBelow
 from kvstrata.vllm.manager import KVStrataManager
 from kvstrata.vllm.opened import Opened
@@ -83,6 +84,7 @@ def make_manager(spec: Any) -> KVStrataManager:
         tokens,
         lambda byte_map: open_below(spec, stack, byte_map),
         events=spec.kv_events_config.enable_kv_cache_events,
+        limits=stack.loads,
     )
 
 
@@ -160,6 +162,7 @@ def open_below(spec: Any, stack: StackConfig, byte_map: dict[str, Any]) -> Opene
     rows = Rows(geometry.row_bytes(byte_map, ranks_of(spec), spec.blocks_per_chunk), byte_map)
     arena = join(str(spec.config.engine_id))
     tiers: list[TierBelow] = []
+    given: list[tuple[str, options.TierOptions]] = []
     off: list[str] = []
     notes: list[str] = []
     try:
@@ -169,6 +172,7 @@ def open_below(spec: Any, stack: StackConfig, byte_map: dict[str, Any]) -> Opene
                 off.append(str(entry["type"]))
             else:
                 tiers.append(below)
+                given.append((below.name, _parse(entry)))
         align = slot_align(rows.row_bytes, (tier.native for tier in tiers))
         cpu = CpuTier(arena.nbytes, rows.row_bytes, align=align, **stack.cpu.options())
     except BaseException:
@@ -176,8 +180,14 @@ def open_below(spec: Any, stack: StackConfig, byte_map: dict[str, Any]) -> Opene
             tier.close()
         arena.close()
         raise
-    _say(spec, stack, capacity(stack, cpu), notes)
-    return Opened(cpu, tuple(tiers), arena.close, tuple(off))
+    found = capacity(stack, cpu)
+    _say(spec, stack, found, notes)
+    longest = int(spec.extra_config.get(MAX_TOKENS_KEY, 0))
+    groups = geometry.groups_of(spec.extra_config)
+    tokens = found.tokens(groups, longest, spec.blocks_per_chunk) if groups and longest else None
+    info = configinfo.of_cpu(stack, found, tokens, spec.blocks_per_chunk)
+    facts = (info, *configinfo.of_tiers(given))
+    return Opened(cpu, tuple(tiers), arena.close, tuple(off), facts)
 
 
 def capacity(stack: StackConfig, cpu: CpuTier) -> table.Capacity:
@@ -229,6 +239,7 @@ def _open_tier(
         parsed.locality,
         wants_events=parsed.enable_kv_events and spec.kv_events_config.enable_kv_cache_events,
         store_bytes_max=len(buffer) // _STORE_PART,
+        is_request_level=parsed.offload_policy is OffloadPolicy.REQUEST_LEVEL,
     )
 
 

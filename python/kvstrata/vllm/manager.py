@@ -38,6 +38,7 @@ from kvstrata._native import RequestBook
 from kvstrata.vllm import arrivals, overtaken
 from kvstrata.vllm.below import Slots
 from kvstrata.vllm.guard import Faults, guarded
+from kvstrata.vllm.loadlimits import LoadLimits
 from kvstrata.vllm.reports import Reports
 from kvstrata.vllm.residency import Residency
 from kvstrata.vllm.rowspec import RowSpec
@@ -64,14 +65,6 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-# Seconds that a request may be told that rows are on their way.
-WAIT_SECONDS = 10.0
-# Thousandths of the arena that rows from below may take before their requests take them: in all, so
-# that requests in a queue leave room for stores, and for one request, so that it can be loaded.
-SHARE = 500
-REQUEST_SHARE = 750
-
-
 class KVStrataManager(OffloadingManager):
     """See the module. `tokens_per_chunk` is per group id, in the order of the selected groups."""
 
@@ -81,19 +74,17 @@ class KVStrataManager(OffloadingManager):
         opener: Callable[[dict[str, Any]], Opened],
         *,
         events: bool = False,
-        wait_s: float = WAIT_SECONDS,
+        limits: LoadLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
-        config_info: Mapping[str, Any] | None = None,
     ) -> None:
         """`opener` makes what the manager works on, for the byte map that all ranks agreed to.
 
-        `clock` is read once a step. `config_info` is what vLLM publishes of this manager.
+        `clock` is read once a step.
         """
         self._tokens = list(tokens_per_chunk.items())
         self._opener = opener
-        self._wait_s = wait_s
+        self._limits = limits or LoadLimits()
         self._clock = clock
-        self._config_info = dict(config_info or {})
         self._byte_map: dict[str, Any] | None = None
         self._opened: Opened | None = None
         self._book: RequestBook | None = None
@@ -103,7 +94,7 @@ class KVStrataManager(OffloadingManager):
         self._whole = WholeRequests(self._cascade)
         self._refused_rows = 0
         self._residency = Residency(Medium.CPU, wanted=events)
-        self._reports = Reports(clock, wait_s)
+        self._reports = Reports(clock, self._limits.wait_s)
         self.faults = Faults("kvstrata manager")
 
     def open(self, byte_map: dict[str, Any]) -> None:
@@ -133,9 +124,9 @@ class KVStrataManager(OffloadingManager):
             sources=[CacheHitSource.HOST, *(tier.cache_hit_source for tier in opened.tiers)],
             everywhere=TierFilter.ALL,
             allowed=self._allowed,
-            wait_s=self._wait_s,
-            share=SHARE,
-            request_share=REQUEST_SHARE,
+            wait_s=self._limits.wait_s,
+            share=_thousandths(self._limits.share),
+            request_share=_thousandths(self._limits.request_share),
         )
 
     def _allowed(self, req_context: ReqContext) -> tuple[bool, int]:
@@ -382,8 +373,9 @@ class KVStrataManager(OffloadingManager):
         }
 
     def config_info(self) -> list[Mapping[str, Any]]:
-        """What does not change: one mapping, for the CPU tier (vLLM 0.33)."""
-        return [self._config_info]
+        """What does not change, of each tier; vLLM 0.33 asks once, after the manager is open."""
+        known = () if self._opened is None else self._opened.config_info
+        return list(known) or [{}]
 
     def shutdown(self) -> None:
         """Close the tiers below, and let the arena go unless the kernel still owns bytes of it."""
@@ -396,3 +388,7 @@ class KVStrataManager(OffloadingManager):
         closed = [tier.close() for tier in opened.tiers]
         if all(closed):
             opened.release()
+
+
+def _thousandths(part: float) -> int:
+    return max(1, round(part * 1000))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvstrata._native import CpuTier
     from kvstrata.vllm.below import TierBelow
@@ -22,3 +22,5 @@ class Opened:
     release: Callable[[], object]
     # Tiers that were configured and persist nothing, by name.
     off: tuple[str, ...] = ()
+    # What vLLM publishes of the CPU tier and of each tier below (:mod:`kvstrata.vllm.configinfo`).
+    config_info: tuple[Mapping[str, Any], ...] = ()

@@ -9,13 +9,14 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_offload.base import Locality
+from vllm.v1.kv_offload.base import Locality, OffloadPolicy
 
 import kvstrata
 from kvstrata.vllm import compat
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from enum import Enum
 
 # open_tier's names; the values are passed on as they are and checked there.
 ADMISSION = ("theta", "store_threshold", "tracked_keys", "directory")
@@ -42,7 +43,7 @@ OPEN_OBJECT_TIER = (
 OBJECT_SCHEMES = ("s3://", "gs://", "az://", "memory://")
 # Never read from an entry: it is shown in process lists and logs.
 SECRETS = ("access_key_id", "secret_access_key", "session_token", "credentials", "sas_token")
-PLUGIN = ("url", "model_identity", "enable_kv_events", "locality")
+PLUGIN = ("url", "model_identity", "enable_kv_events", "locality", "offload_policy")
 # Known to open_tier, but not the user's to set under a stock manager.
 RESERVED = ("manifest", "row_bytes", "arena", "honours_busy")
 # Consumed by vLLM's factory before the tier sees the entry.
@@ -72,6 +73,8 @@ class TierOptions:
     model_identity: str | dict[str, Any] | None = None
     enable_kv_events: bool = False
     locality: Locality | None = None
+    # Whether the tier is given a request's rows that were in the CPU tier before it came, too.
+    offload_policy: OffloadPolicy = OffloadPolicy.CHUNK_LEVEL
 
 
 def parse(
@@ -115,7 +118,8 @@ def parse(
         open_tier={name: options[name] for name in own if name in options},
         model_identity=_identity(options.get("model_identity")),
         enable_kv_events=_typed(options, "enable_kv_events", bool, default=False),
-        locality=_locality(options.get("locality")),
+        locality=_member(options, "locality", Locality, None),
+        offload_policy=_member(options, "offload_policy", OffloadPolicy, OffloadPolicy.CHUNK_LEVEL),
     )
 
 
@@ -207,12 +211,13 @@ def _identity(value: object) -> str | dict[str, Any] | None:
     raise kvstrata.ConfigError(msg)
 
 
-def _locality(value: object) -> Locality | None:
+def _member(options: Mapping[str, Any], name: str, kind: type[Enum], default: Any) -> Any:
+    value = options.get(name)
     if value is None:
-        return None
+        return default
     try:
-        return Locality(value)
+        return kind(value)
     except ValueError as error:
-        allowed = ", ".join(repr(item.value) for item in Locality)
-        msg = f"'locality' is {value!r}, not one of {allowed}"
+        allowed = ", ".join(repr(item.value) for item in kind)
+        msg = f"{name!r} is {value!r}, not one of {allowed}"
         raise kvstrata.ConfigError(msg) from error

@@ -12,7 +12,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvstrata
 from kvstrata.memory.layout import LayoutError
-from kvstrata.vllm import awaited, canonical, compat, exact, packed, stackconfig
+from kvstrata.vllm import awaited, canonical, compat, configinfo, exact, packed, stackconfig
 from kvstrata.vllm.canonical import Pages
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ class KVStrataSpec(TieringOffloadingSpec):
     ) -> dict[str, OffloadingMetricMetadata]:
         """Declare what either way reports. Runs in the API server's process."""
         return {**super().build_metric_definitions(extra_config), **exact.metric_definitions()}
+
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:
+        """Names of labels that the manager fills. vLLM 0.33 asks in the API server's process."""
+        if extra_config.get(exact.KEY) == stackconfig.EXACT:
+            return configinfo.KEYS
+        vllms: Any = super()
+        return tuple(vllms.config_info_keys(extra_config))
 
     def get_manager(self) -> OffloadingManager:
         """Our manager, which waits until a connector opens it; or vLLM's, whose tiers wait."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvstrata
 from kvstrata.vllm import compat, options, sizes
+from kvstrata.vllm.loadlimits import LoadLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +29,8 @@ STOCK_TIERS = "secondary_tiers"
 
 # Read here and nowhere in vLLM.
 _OF_CPU_TIER = ("theta", "directory", "protect_waiting")
-OURS = ("slots", TIERS, "numa", *_OF_CPU_TIER, *options.BESIDE_TIERS)
+_OF_LOADS = ("load_wait_s", "load_share", "request_load_share")
+OURS = ("slots", TIERS, "numa", *_OF_CPU_TIER, *_OF_LOADS, *options.BESIDE_TIERS)
 # Read by vLLM's connector and specs, 0.32 and 0.33, and allowed under ours.
 VLLM = (
     "backpressure",
@@ -102,6 +104,7 @@ class StackConfig:
     # vLLM's default is to store only prompts. The answer of one turn is part of the next turn's
     # prompt, so that it is stored here, too: one more row per block of new tokens.
     offload_prompt_only: bool
+    loads: LoadLimits
 
     @property
     def is_exact(self) -> bool:
@@ -211,6 +214,7 @@ def parse(extra_config: Mapping[str, Any], memory: Callable[[], int] = sizes.mem
         stock_tiers=stock,
         numa=numa,
         offload_prompt_only=_flag(extra_config, "offload_prompt_only"),
+        loads=_load_limits(extra_config),
     )
 
 
@@ -282,7 +286,7 @@ def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
 
 
 def _refuse_options_of_ours(extra_config: Mapping[str, Any]) -> None:
-    for name in _OF_CPU_TIER:
+    for name in (*_OF_CPU_TIER, *_OF_LOADS):
         if name in extra_config:
             msg = (
                 f"{name!r} is an option of slots that fit their group, and vLLM's own manager does "
@@ -311,3 +315,21 @@ def _flag(extra_config: Mapping[str, Any], name: str, *, default: bool = False) 
         msg = f"{name!r} is {value!r}, not true or false"
         raise kvstrata.ConfigError(msg)
     return value
+
+
+def _load_limits(extra_config: Mapping[str, Any]) -> LoadLimits:
+    usual = LoadLimits()
+    return LoadLimits(
+        wait_s=_number(extra_config, "load_wait_s", usual.wait_s, most=3600.0),
+        share=_number(extra_config, "load_share", usual.share, most=1.0),
+        request_share=_number(extra_config, "request_load_share", usual.request_share, most=1.0),
+    )
+
+
+def _number(extra_config: Mapping[str, Any], name: str, default: float, *, most: float) -> float:
+    value = extra_config.get(name, default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= most:
+        msg = f"{name!r} is {value!r}, not a number above 0 and up to {most:g}"
+        raise kvstrata.ConfigError(msg)
+    return float(value)

@@ -32,6 +32,13 @@ def choose_spec(vllm_config: VllmConfig) -> dict[str, Any]:
     return extra
 
 
+def name_metrics(vllm_config: VllmConfig) -> None:
+    """Set what the spec needs to know to declare its metrics, in the API server's process."""
+    extra = choose_spec(vllm_config)
+    if extra["spec_name"] == plugin.SPEC:
+        extra[exact.KEY] = stackconfig.slots_of(extra)
+
+
 def settle(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, extra: dict[str, Any]) -> None:
     """Read the options, and put what they come to where the spec and vLLM look for it."""
     found = stackconfig.parse(extra)

@@ -101,6 +101,7 @@ class KVStrataDiskTier(SecondaryTierManager):
         parsed = options.parse(config, written, object_tier=self.takes_bucket)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = parsed.locality
+        self._offload_policy = parsed.offload_policy
         self.faults = Faults(f"kvstrata tier {tier_type!r}")
         self._slot_bytes = compat.slot_bytes_of(primary_kv_view)
         self._jobs: dict[int, _Job] = {}
@@ -301,7 +302,7 @@ class KVStrataDiskTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Start remembering failed loads of this request."""
         self._failed[req_context.req_id] = set()
-        return RequestOffloadingContext()
+        return RequestOffloadingContext(policy=self._offload_policy)
 
     @guarded(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:

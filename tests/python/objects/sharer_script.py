@@ -1,8 +1,9 @@
 """A process of its own with a disk tier of its own, on a bucket that others use, too.
 
-`sharer_script.py URL ENDPOINT ROOT SEED SECONDS`: stores and loads rows at random for so long and
-prints what came of it as JSON. A row is asked of the disk first, then of the bucket. Every byte
-that a load calls good is compared.
+`sharer_script.py URL ENDPOINT ROOT SEED`: stores and loads rows at random until its input ends, and
+then until something came from another process, however slow the machine is; prints what came of it
+as JSON. A row is asked of the disk first, then of the bucket. Every byte that a load calls good is
+compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import json
 import mmap
 import random
+import select
 import sys
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ import kvstrata
 ROW_BYTES = 8192
 SLOTS = 16
 KEYS = 300
+LONGER_SECONDS = 15.0
 MANIFEST = {"model": "m", "dtype": "bfloat16"}
 
 
@@ -97,10 +100,12 @@ class Sharer:
             there = self.arena[slot * ROW_BYTES : (slot + 1) * ROW_BYTES]
             self.wrong += outcome == "ok" and there != self.payloads[number]
 
-    def work(self, seconds: float) -> dict[str, Any]:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+    def work(self) -> dict[str, Any]:
+        until = None
+        while until is None or (self.from_peers == 0 and time.monotonic() < until):
             self.chance.choice([self.store, self.load])()
+            if until is None and select.select([sys.stdin], [], [], 0)[0]:
+                until = time.monotonic() + LONGER_SECONDS
         stats = self.bucket.stats()
         self.disk.close()
         self.bucket.close()
@@ -114,8 +119,8 @@ class Sharer:
         }
 
 
-def main(url: str, endpoint: str, root: str, seed: str, seconds: str) -> None:
-    print(json.dumps(Sharer(url, endpoint, root, int(seed)).work(float(seconds))))
+def main(url: str, endpoint: str, root: str, seed: str) -> None:
+    print(json.dumps(Sharer(url, endpoint, root, int(seed)).work()))
 
 
 if __name__ == "__main__":

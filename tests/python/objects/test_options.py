@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kvstrata
+from kvstrata.cli.main import main
 
 
 @pytest.mark.parametrize("name", ["capacity", "min_free", "policy", "io_backend", "share_mode"])
@@ -96,7 +97,10 @@ def test_a_refused_connection_and_an_unknown_host_are_told_apart(memory: Any) ->
 
 
 def test_without_credentials_opening_fails_soon_and_says_so(
-    memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    memory: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -104,9 +108,26 @@ def test_without_credentials_opening_fails_soon_and_says_so(
     # Nobody hands out credentials there.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     begun = time.monotonic()
-    with pytest.raises(kvstrata.ConfigError, match="no credentials; give them by"):
+    with pytest.raises(kvstrata.ConfigError, match="no credentials; give them by") as caught:
         memory.open(url="s3://bucket/x", endpoint="http://127.0.0.1:1", allow_http=True)
     assert time.monotonic() - begun < 10
+    for place in (
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (not set)",
+        f"the credentials file {tmp_path}/.aws/credentials cannot be read",
+        "the instance's role by http://127.0.0.1:",
+    ):
+        assert place in str(caught.value)
+    status = main(["gc", "s3://bucket/x", "--capacity", "1GiB"])
+    assert status == 2
+    said = capsys.readouterr().err
+    assert said.startswith("kvstrata gc: cannot list s3://bucket/x: no credentials; give them by")
+    assert f"the credentials file {tmp_path}/.aws/credentials cannot be read" in said
+
+
+def test_half_of_the_credentials_is_named(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(kvstrata.ConfigError, match="AWS_SECRET_ACCESS_KEY is not"):
+        memory.open(url="s3://bucket/x", endpoint="http://127.0.0.1:1", allow_http=True)
 
 
 def test_an_engine_starts_without_its_bucket_and_the_tier_joins_later(

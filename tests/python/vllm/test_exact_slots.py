@@ -11,7 +11,12 @@ import pytest
 from plugin_support.configs import disk_entry, offloading_config
 from plugin_support.exact_rig import Rig
 from plugin_support.models import make_model
-from vllm.v1.kv_offload.base import GPULoadStoreSpec
+from vllm.v1.kv_offload.base import (
+    GPULoadStoreSpec,
+    OffloadPolicy,
+    ReqContext,
+    RequestOffloadingContext,
+)
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
@@ -140,6 +145,49 @@ def test_a_small_groups_rows_take_a_small_part_of_the_disk_and_of_the_arena(
         native = tier.native if slots == "exact" else tier.tier._tier
         used[slots] = native.stats()["payload_bytes"]
     assert used["uniform"] == 8 * used["exact"]
+
+
+@pytest.mark.parametrize("slots", ["exact", "uniform"])
+def test_a_tier_can_ask_for_all_rows_of_a_request(
+    rig: Callable[..., Rig], tmp_path: Path, slots: str
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+
+    def policy(**more: str) -> OffloadPolicy:
+        one = rig(slots=slots, tiers=({**tier_on(root, slots), **more},))
+        answer: RequestOffloadingContext = one.manager.on_new_request(ReqContext(req_id="r"))
+        return answer.policy
+
+    assert policy() is OffloadPolicy.CHUNK_LEVEL
+    assert policy(offload_policy="chunk_level") is OffloadPolicy.CHUNK_LEVEL
+    assert policy(offload_policy="request_level") is OffloadPolicy.REQUEST_LEVEL
+
+
+def test_what_vllm_publishes_of_the_configuration_is_declared_and_complete(
+    rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+    tier = {**tier_on(root, "exact"), "policy": "th", "offload_policy": "request_level"}
+    one = rig((2, 1), tiers=(tier,), eviction_policy="s3fifo", chunks=8)
+    first, second = one.manager.config_info()
+    assert first == {
+        "tier": "0:primary",
+        "cpu_blocks_per_chunk": 1,
+        "cpu_kv_cache_size_bytes": one.manager.cpu.stats()["capacity_bytes"],
+        "cpu_kv_cache_size_tokens": "None",
+        "eviction_policy": "s3fifo",
+        "slots": "exact",
+    }
+    assert second == {
+        "tier": "1:disk",
+        "capacity": tier["capacity"],
+        "eviction_policy": "th",
+        "offload_policy": "request_level",
+    }
+    declared = type(one.spec).config_info_keys(one.spec.extra_config)
+    assert set(declared) == set(first) | set(second)
 
 
 def test_a_worker_knows_how_much_of_a_chunks_head_no_hit_asks_for(rig: Callable[..., Rig]) -> None:

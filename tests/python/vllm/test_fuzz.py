@@ -8,7 +8,6 @@ during loads), rows and loads that fail, tiers that fail or hang, reports in any
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from plugin_support.modelless import Modelless, Shape
 
 import kvstrata
 from kvstrata.cli.demo.model import make_model
-from kvstrata.vllm import exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,8 +86,6 @@ def live(model: Path, engine_id: str, root: Path, monkeypatch: pytest.MonkeyPatc
         return opened[-1]
 
     monkeypatch.setattr(kvstrata, "open_tier", opener)
-    impatient = functools.partial(exact.KVStrataManager, wait_s=WAIT_S)
-    monkeypatch.setattr(exact, "KVStrataManager", impatient)
     monkeypatch.setattr(logging.getLogger("vllm"), "level", logging.CRITICAL)
 
     def run(number: int, events: int, sabotage: Sabotage = lambda _: None) -> Fuzz:
@@ -101,7 +97,9 @@ def live(model: Path, engine_id: str, root: Path, monkeypatch: pytest.MonkeyPatc
             place.mkdir(mode=0o700)
             tiers.append({"type": "disk", "url": place.as_uri(), "capacity": "1MiB", "min_free": 0})
         engine = Modelless(
-            dataclasses.replace(shape, tiers=tuple(tiers)), model, f"{engine_id}-{number}"
+            dataclasses.replace(shape, tiers=tuple(tiers), load_wait_s=WAIT_S),
+            model,
+            f"{engine_id}-{number}",
         )
         sabotage(engine)
         try:

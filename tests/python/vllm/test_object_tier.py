@@ -50,6 +50,8 @@ def entry(server: demo.Bucket, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
         "url": f"s3://{demo.NAME}/{uuid.uuid4().hex}",
         "endpoint": server.endpoint,
         "allow_http": True,
+        # A busy machine may answer late.
+        "lookup_wait_s": 40.0,
         "model_identity": "test",
     }
 

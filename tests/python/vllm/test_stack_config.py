@@ -12,6 +12,7 @@ from plugin_support.models import kv_cache_config, make_model, vllm_config
 import kvstrata
 from kvstrata._native import CpuTier
 from kvstrata.vllm import compat, connector, exact, sizes, stackconfig
+from kvstrata.vllm.loadlimits import LoadLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +155,12 @@ def test_slots_fit_their_group_unless_tiers_of_vllms_kind_are_configured(
         ({"protect_waiting": 1}, "not true or false"),
         ({"slots": "uniform", "theta": 0.1}, "'theta' is an option of slots that fit their group"),
         ({"backpressure": {}}, "'backpressure' is an option of vLLM's own manager"),
+        ({"load_wait_s": 0}, "'load_wait_s' is 0, not a number above 0 and up to 3600"),
+        ({"load_share": 1.5}, "'load_share' is 1.5, not a number above 0 and up to 1"),
+        ({"request_load_share": "75%"}, "'request_load_share' is '75%', not a number"),
+        ({"load_wait_s": float("nan")}, "'load_wait_s' is nan"),
+        ({"load_share": True}, "'load_share' is True"),
+        ({"slots": "uniform", "load_share": 1}, "'load_share' is an option of slots that fit"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_remedy(
@@ -165,6 +172,12 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(
 
 def test_options_of_vllms_manager_are_allowed_where_it_runs() -> None:
     assert parse(slots="uniform", store_threshold=0, backpressure={}).slots == "uniform"
+
+
+def test_limits_of_loads_from_below_have_defaults_and_are_taken_as_given() -> None:
+    assert parse().loads == LoadLimits(wait_s=10.0, share=0.5, request_share=0.75)
+    told = parse(load_wait_s=2, load_share=0.25, request_load_share=1)
+    assert told.loads == LoadLimits(wait_s=2.0, share=0.25, request_share=1.0)
 
 
 def test_the_cpu_tier_takes_everything_and_protects_who_waits_unless_it_is_told_otherwise() -> None:

@@ -101,6 +101,14 @@ def test_an_identity_beside_the_tiers_that_names_nothing_is_an_error(
         options.check_beside({name: value})
 
 
+def test_what_is_no_offload_policy_is_refused_with_those_that_are(
+    opener: Opener, engine_id: str
+) -> None:
+    with pytest.raises(kvstrata.ConfigError, match="'all', not one of 'chunk_level', 'request_lev"):
+        make_tier(engine_id, disk_entry("file:///x", offload_policy="all"))
+    assert not opener.opened
+
+
 @pytest.mark.parametrize("name", ["require_salt", "tenant", "weights_id"])
 def test_an_option_that_belongs_beside_the_tiers_is_refused_in_an_entry(
     opener: Opener, engine_id: str, name: str

@@ -8,8 +8,6 @@
 mod object_support;
 mod tier_support;
 
-use std::time::Duration;
-
 use kvstrata_core::job::Outcome;
 use kvstrata_core::object::memory_store;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
@@ -55,9 +53,7 @@ fn a_reset_is_recorded_before_it_says_so_and_takes_the_next_number() {
 #[test]
 fn a_reset_that_cannot_be_recorded_serves_nothing_until_one_is() {
     let bucket = Bucket::start().unwrap();
-    let mut quick = options(&bucket.endpoint());
-    quick.deadline = Duration::from_secs(1);
-    let mut harness = open(quick, 4);
+    let mut harness = open(options(&bucket.endpoint()), 4);
     let own = keys(0..2);
     assert_eq!(harness.store(&own), all(Outcome::Ok, 2));
     bucket.rule(Rule {
@@ -84,16 +80,15 @@ fn what_is_under_way_during_a_reset_ends_in_nothing() {
     let mut harness = open(options(&bucket.endpoint()), 16);
     let own = keys(0..4);
     assert_eq!(harness.store(&own), all(Outcome::Ok, 4));
-    let slow = BucketFault::Latency(Duration::from_millis(300));
-    bucket.rule(Rule::rows(&[Method::Get, Method::Put], slow));
+    bucket.rule(Rule::rows(&[Method::Get, Method::Put], BucketFault::Hold));
     let load = harness.begin_load(&own);
     let store = harness.begin_store_at(4, &keys(10..14));
     eventually("under way", || harness.stat("in_flight_operations") == 8);
     assert!(harness.tier.reset().unwrap());
+    bucket.heal();
     let results = harness.results(&[load, store]);
     assert_eq!(results[0].outcomes, all(Outcome::Miss, 4));
     assert_eq!(results[1].outcomes, all(Outcome::Dropped, 4));
-    bucket.heal();
     let mut everything = own;
     everything.extend(keys(10..14));
     assert_eq!(found_in_the_end(&harness, &everything), vec![false; 8]);

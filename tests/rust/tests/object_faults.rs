@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvstrata_core::job::Outcome;
+use kvstrata_core::key::Key;
 use kvstrata_core::object::ObjectOptions;
 use kvstrata_core::object::limits::ObjectLimits;
 use kvstrata_core::tier::CircuitLimits;
@@ -29,12 +30,19 @@ fn all(outcome: Outcome, count: usize) -> Vec<Outcome> {
     vec![outcome; count]
 }
 
-/// Options with which every failure shows quickly.
+/// Options with which another attempt follows quickly.
+fn retrying(bucket: &Bucket) -> ObjectOptions {
+    let mut retrying = options(&bucket.endpoint());
+    retrying.limits.retry_pause = Duration::from_millis(5);
+    retrying
+}
+
+/// The same with a short deadline, which a busy machine may miss with nothing wrong.
 fn hasty(bucket: &Bucket) -> ObjectOptions {
-    let mut hasty = options(&bucket.endpoint());
-    hasty.deadline = DEADLINE;
-    hasty.limits.retry_pause = Duration::from_millis(5);
-    hasty
+    ObjectOptions {
+        deadline: DEADLINE,
+        ..retrying(bucket)
+    }
 }
 
 /// A circuit that never opens: each fault is met again and again.
@@ -46,10 +54,27 @@ fn patient() -> CircuitLimits {
 }
 
 fn opened(bucket: &Bucket, slots: usize) -> Harness {
+    open_with(retrying(bucket), slots, None, patient())
+}
+
+fn opened_hasty(bucket: &Bucket, slots: usize) -> Harness {
     open_with(hasty(bucket), slots, None, patient())
 }
 
-/// Every fault, and what loads of a row that is there end with.
+/// Loads rows that have to be there: again where a busy machine missed the deadline.
+fn load_all(harness: &mut Harness, keys: &[Key]) {
+    let mut outcomes = Vec::new();
+    for _ in 0..10 {
+        outcomes = harness.load(keys);
+        let late = |outcome: &Outcome| *outcome == Outcome::Timeout;
+        if !outcomes.iter().any(late) {
+            break;
+        }
+    }
+    assert_eq!(outcomes, all(Outcome::Ok, keys.len()));
+}
+
+/// Every fault, and what loads of a row that is there end with on a machine that is quick enough.
 fn faults() -> Vec<(BucketFault, Vec<Outcome>)> {
     use Outcome::{Corrupt, IoError, Miss, Ok, Timeout};
     let ms = Duration::from_millis;
@@ -103,14 +128,18 @@ fn a_load_ends_in_time_with_the_right_bytes_or_none_whatever_the_server_does() {
     with_each_fault(|fault, expected| {
         let bucket = Bucket::start().unwrap();
         let own = keys(0..4);
-        let mut harness = opened(&bucket, 8);
-        assert_eq!(harness.store(&own), all(Outcome::Ok, 4), "{fault:?}");
+        let mut harness = opened_hasty(&bucket, 8);
+        harness.store_all(&own);
         bucket.rule(Rule::rows(&[Method::Get], fault));
         // `load` compares the bytes of every slot with outcome ok.
         let (outcomes, took) = timed(|| harness.load(&own));
         assert!(took <= LATEST, "{fault:?} took {took:?}");
         for outcome in &outcomes {
-            assert!(expected.contains(outcome), "{fault:?}: {outcomes:?}");
+            let late = *outcome == Outcome::Timeout && took >= DEADLINE;
+            assert!(
+                late || expected.contains(outcome),
+                "{fault:?}: {outcomes:?}"
+            );
         }
         // One row may have been answered and its neighbour on the same connection not.
         let found = harness.found(&own);
@@ -129,7 +158,7 @@ fn a_store_ends_in_time_and_never_leaves_wrong_bytes_whatever_the_server_does() 
     with_each_fault(|fault, _| {
         let bucket = Bucket::start().unwrap();
         let own = keys(0..4);
-        let mut harness = opened(&bucket, 8);
+        let mut harness = opened_hasty(&bucket, 8);
         bucket.rule(Rule::rows(&[Method::Put], fault));
         let (outcomes, took) = timed(|| harness.store(&own));
         assert!(took <= LATEST, "{fault:?} took {took:?}");
@@ -137,13 +166,8 @@ fn a_store_ends_in_time_and_never_leaves_wrong_bytes_whatever_the_server_does() 
         bucket.heal();
         // Slots are used again at once: what was still being sent from them is never served.
         harness.wipe();
-        let (again, _) = timed(|| harness.store(&own));
-        let good = |outcome: &Outcome| outcome.is_success();
-        assert!(
-            again.iter().all(good),
-            "{fault:?}: {outcomes:?}, then {again:?}"
-        );
-        assert_eq!(harness.load(&own), all(Outcome::Ok, 4), "{fault:?}");
+        harness.store_all(&own);
+        load_all(&mut harness, &own);
         harness.tier.close(Duration::from_secs(5)).unwrap();
     });
 }
@@ -239,9 +263,16 @@ fn a_corrupt_object_is_a_miss_is_deleted_and_heals() {
     }
     assert_eq!(harness.load(&own), all(Outcome::Corrupt, 3));
     assert_eq!(harness.found(&own), [false; 3]);
-    eventually("deleted", || row_names(&bucket).is_empty());
-    assert_eq!(harness.load(&own), all(Outcome::Miss, 3));
     assert_eq!(harness.stat("corrupt_rows"), 3);
+    // On a busy machine a deletion may take longer than a load waits for it: then the next load
+    // finds the object again.
+    for _ in 0..10 {
+        if row_names(&bucket).is_empty() {
+            break;
+        }
+        harness.load(&own);
+    }
+    assert_eq!(harness.load(&own), all(Outcome::Miss, 3));
     assert_eq!(harness.store(&own), all(Outcome::Ok, 3));
     assert_eq!(harness.found(&own), [true; 3]);
     assert_eq!(harness.load(&own), all(Outcome::Ok, 3));
@@ -278,7 +309,7 @@ fn a_row_that_was_written_in_another_epoch_is_not_served() {
 #[test]
 fn a_denied_read_is_a_miss_and_counted_and_gives_nothing_up() {
     let bucket = Bucket::start().unwrap();
-    let mut harness = open(hasty(&bucket), 16);
+    let mut harness = open(retrying(&bucket), 16);
     let own = keys(0..10);
     assert_eq!(harness.store(&own), all(Outcome::Ok, 10));
     bucket.rule(Rule::rows(
@@ -294,7 +325,7 @@ fn a_denied_read_is_a_miss_and_counted_and_gives_nothing_up() {
 fn a_bucket_that_is_full_or_refuses_writes_costs_stores_and_no_loads() {
     for (status, outcome) in [(507, Outcome::NoSpace), (403, Outcome::IoError)] {
         let bucket = Bucket::start().unwrap();
-        let mut harness = open(hasty(&bucket), 16);
+        let mut harness = open(retrying(&bucket), 16);
         let own = keys(0..4);
         assert_eq!(harness.store(&own), all(Outcome::Ok, 4));
         bucket.rule(Rule::rows(&[Method::Put], BucketFault::Status(status)));
@@ -313,7 +344,7 @@ fn a_server_that_fails_is_given_up_keeps_its_rows_and_is_taken_up_again() {
         pause_max: Duration::from_millis(100),
         ..CircuitLimits::default()
     };
-    let mut harness = open_with(hasty(&bucket), 16, None, circuit);
+    let mut harness = open_with(retrying(&bucket), 16, None, circuit);
     let own = keys(0..10);
     assert_eq!(harness.store(&own), all(Outcome::Ok, 10));
     bucket.rule(Rule::all(BucketFault::Status(500)));
@@ -378,15 +409,20 @@ fn what_is_stored_after_its_removal_stays_however_slow_the_deletion_is() {
     let mut harness = opened(&bucket, 4);
     let own = keys(0..2);
     assert_eq!(harness.store(&own), all(Outcome::Ok, 2));
-    let slow = BucketFault::Latency(Duration::from_millis(100));
-    bucket.rule(Rule::rows(&[Method::Delete], slow));
+    bucket.rule(Rule::rows(&[Method::Delete], BucketFault::Hold));
     // One of them is being deleted when both are stored again, the other waits for it.
     harness.tier.remove(&own).unwrap();
     eventually("a deletion is under way", || {
         bucket.seen(Method::Delete, "/rows/") == 1
     });
-    assert_eq!(harness.store(&own), all(Outcome::Ok, 2));
-    thread::sleep(Duration::from_millis(300));
+    let puts = || bucket.seen(Method::Put, "/rows/");
+    let before = puts();
+    let job = harness.begin_store(&own);
+    eventually("the other one is stored", || {
+        puts() == before + 1 && harness.stat("in_flight_operations") == 1
+    });
+    bucket.heal();
+    assert_eq!(harness.result(job).outcomes, all(Outcome::Ok, 2));
     assert_eq!(row_names(&bucket).len(), 2);
     assert_eq!(bucket.seen(Method::Delete, "/rows/"), 1);
     assert_eq!(harness.load(&own), all(Outcome::Ok, 2));

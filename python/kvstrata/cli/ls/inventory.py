@@ -80,6 +80,8 @@ def root_of(url: str) -> Path:
     scheme, found, rest = url.partition("://")
     if found and not (scheme == "file" and rest.startswith("/")):
         msg = f"{url}: only paths and file:///absolute/path can be listed"
+        if scheme in {"s3", "gs", "az"}:
+            msg += "; `kvstrata gc URL --capacity SIZE --dry-run` says how much a bucket holds"
         raise UnreadableError(msg)
     path = Path(rest if found else url)
     if not url or not path.is_dir():

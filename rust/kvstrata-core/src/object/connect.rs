@@ -95,15 +95,22 @@ fn connector(options: &ObjectOptions) -> Result<Connector> {
 
 fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<Store> {
     let mut builder = AmazonS3Builder::new();
-    let variables = &options.environment.0;
     for name in AWS_VARIABLES {
         let key = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase());
-        if let (Some(value), Ok(key)) = (variables.get(name).filter(|v| !v.is_empty()), key) {
+        if let (Some(value), Ok(key)) = (options.environment.get(name), key) {
             builder = builder.with_config(key, value);
         }
     }
-    let given = |name: &str| variables.get(name).is_some_and(|value| !value.is_empty());
-    if !given("AWS_ACCESS_KEY_ID")
+    let given = |name: &str| options.environment.get(name).is_some();
+    let (key, secret) = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY");
+    for (one, other) in [(key, secret), (secret, key)] {
+        if given(one) && !given(other) {
+            return Err(Error::config(format!(
+                "credentials: {one} is set in the environment and {other} is not"
+            )));
+        }
+    }
+    if !given(key)
         && !given("AWS_WEB_IDENTITY_TOKEN_FILE")
         && let Some(file) = FileCredentials::find(&options.environment, Arc::clone(clock))
     {

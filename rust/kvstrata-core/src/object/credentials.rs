@@ -7,8 +7,9 @@ use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
+use crate::object::Scheme;
 use crate::object::options::Environment;
-use crate::sys::clock::Clock;
+use crate::sys::clock::{Clock, SystemClock};
 use crate::sys::fs::read_small;
 use crate::sys::sync::{Arc, Mutex, lock};
 
@@ -34,19 +35,25 @@ impl core::fmt::Debug for FileCredentials {
 impl FileCredentials {
     /// The file that the environment names, or the usual one, when it has the profile.
     pub(super) fn find(environment: &Environment, clock: Arc<dyn Clock>) -> Option<Self> {
-        let get = |name: &str| environment.0.get(name).filter(|value| !value.is_empty());
-        let path = match get("AWS_SHARED_CREDENTIALS_FILE") {
+        let found = Self::of(environment, clock)?;
+        found.read().ok().map(|_| found)
+    }
+
+    /// The file that the environment names, or the usual one, as yet unread.
+    fn of(environment: &Environment, clock: Arc<dyn Clock>) -> Option<Self> {
+        let path = match environment.get("AWS_SHARED_CREDENTIALS_FILE") {
             Some(path) => PathBuf::from(path),
-            None => PathBuf::from(get("HOME")?).join(".aws/credentials"),
+            None => PathBuf::from(environment.get("HOME")?).join(".aws/credentials"),
         };
-        let profile = get("AWS_PROFILE").map_or("default", String::as_str);
-        let found = Self {
+        Some(Self {
             path,
-            profile: profile.to_owned(),
+            profile: environment
+                .get("AWS_PROFILE")
+                .unwrap_or("default")
+                .to_owned(),
             clock,
             last: Mutex::default(),
-        };
-        found.read().ok().map(|_| found)
+        })
     }
 
     fn read(&self) -> Result<AwsCredential, String> {
@@ -59,6 +66,61 @@ impl FileCredentials {
             format!("the credentials file {shown} has no keys of the profile {profile:?}")
         })
     }
+}
+
+/// Where credentials were looked for, and why there are none, for an operator who has to give some.
+pub(super) fn places(scheme: Scheme, environment: &Environment) -> String {
+    match scheme {
+        Scheme::S3 => places_of_s3(environment),
+        Scheme::Gcs => "looked for in the environment (GOOGLE_SERVICE_ACCOUNT_PATH, \
+            GOOGLE_SERVICE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS), the application default \
+            credentials of gcloud, and the instance's metadata service"
+            .to_owned(),
+        Scheme::Azure => "looked for in the environment (AZURE_STORAGE_ACCOUNT_NAME with \
+            AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID or \
+            AZURE_FEDERATED_TOKEN_FILE), and the instance's managed identity"
+            .to_owned(),
+        Scheme::Memory => String::new(),
+    }
+}
+
+fn places_of_s3(environment: &Environment) -> String {
+    let state = |names: [&str; 2]| match names.map(|name| environment.get(name).is_some()) {
+        [true, true] => "set".to_owned(),
+        [false, false] => "not set".to_owned(),
+        [first, _] => {
+            let [a, b] = names;
+            format!("{} is not set", if first { b } else { a })
+        }
+    };
+    let file = match FileCredentials::of(environment, Arc::new(SystemClock)) {
+        Some(file) => match file.read() {
+            Ok(_) => format!("the credentials file {} (has keys)", file.path.display()),
+            Err(why) => why,
+        },
+        None => "no credentials file: HOME is not set".to_owned(),
+    };
+    let service = [
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    ]
+    .into_iter()
+    .find(|name| environment.get(name).is_some());
+    let role = match service {
+        Some(name) => format!("the container's role by {name} gave none"),
+        None => format!(
+            "the instance's role by {} gave none",
+            environment
+                .get("AWS_METADATA_ENDPOINT")
+                .unwrap_or("http://169.254.169.254")
+        ),
+    };
+    format!(
+        "looked for in this order: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({}); \
+         AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN ({}); {file}; {role}",
+        state(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]),
+        state(["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"]),
+    )
 }
 
 /// The keys of a profile of an INI file.
@@ -117,6 +179,35 @@ impl CredentialProvider for FileCredentials {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_say_what_is_missing_in_each() {
+        let of = |variables: &[(&str, &str)]| {
+            let owned = variables.iter().map(|(a, b)| ((*a).into(), (*b).into()));
+            places(Scheme::S3, &Environment(owned.collect()))
+        };
+        let said = of(&[("HOME", "/no/such/home")]);
+        for part in [
+            "AWS_SECRET_ACCESS_KEY (not set)",
+            "AWS_ROLE_ARN (not set)",
+            "the credentials file /no/such/home/.aws/credentials cannot be read: ",
+            "the instance's role by http://169.254.169.254 gave none",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        let said = of(&[
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", "/token"),
+            ("AWS_ROLE_ARN", ""),
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://a"),
+        ]);
+        for part in [
+            "AWS_ROLE_ARN is not set",
+            "HOME is not set",
+            "by AWS_CONTAINER_CREDENTIALS_FULL",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 
     #[test]
     fn the_keys_of_the_named_profile_are_read_and_no_others() {

@@ -103,7 +103,7 @@ impl FailureKind {
                  bucket's policy: put, get, list and delete are needed"
             }
             Self::NoCredentials => {
-                "no credentials; give them by environment, credentials file or instance role"
+                "no credentials; give them by environment, credentials file or role"
             }
             Self::NoBucket => "there is no such bucket (404); create it or correct the URL",
             Self::Addressing => {

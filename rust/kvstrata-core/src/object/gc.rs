@@ -67,13 +67,13 @@ struct Found {
 /// Removes rows below a prefix.
 ///
 /// # Errors
-/// [`ErrorKind::Unavailable`] when the bucket cannot be listed.
-pub async fn collect(
+/// The failure of the request that lists the bucket.
+async fn collect(
     store: &Store,
     location: &Location,
     options: GcOptions,
     now_unix_seconds: u32,
-) -> Result<GcReport> {
+) -> core::result::Result<GcReport, Failure> {
     let now = i64::from(now_unix_seconds);
     let (mut namespaces, probes) = find(store, location, now).await?;
     let (mut goes, mut emptied) = (Vec::new(), Vec::new());
@@ -121,17 +121,14 @@ async fn find(
     store: &Store,
     location: &Location,
     now: i64,
-) -> Result<(BTreeMap<String, Vec<Found>>, Vec<Path>)> {
+) -> core::result::Result<(BTreeMap<String, Vec<Found>>, Vec<Path>), Failure> {
     let prefix = (!location.prefix.is_empty()).then(|| Path::from(location.prefix.as_str()));
     let depth = prefix.as_ref().map_or(0, Path::parts_count);
     let mut listed = store.list(prefix.as_ref());
     let mut namespaces: BTreeMap<String, Vec<Found>> = BTreeMap::new();
     let mut probes = Vec::new();
     while let Some(meta) = listed.next().await {
-        let meta = meta.map_err(|error| {
-            let text = format!("{location} cannot be listed: {}", Failure::of(&error));
-            Error::new(ErrorKind::Unavailable, text)
-        })?;
+        let meta = meta.map_err(|error| Failure::of(&error))?;
         let stored_at = meta.last_modified.timestamp();
         let mut parts = meta.location.parts().skip(depth);
         let Some(first) = parts.next() else { continue };
@@ -238,8 +235,8 @@ async fn remove(store: &Store, goes: Vec<Found>, dry_run: bool, report: &mut GcR
 /// Removes rows below the prefix that `options` name; blocks until it is done.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for options that cannot work, [`ErrorKind::Unavailable`] when the bucket
-/// cannot be listed.
+/// [`ErrorKind::Config`] for options that cannot work, and for a bucket that cannot be listed, with
+/// what can be done about it.
 pub fn run(
     options: &ObjectOptions,
     given: Option<Store>,
@@ -269,5 +266,6 @@ pub fn run(
         None => connect(options, style, clock)?,
     };
     let now = clock.unix_seconds();
-    runtime.block_on(collect(&store, &options.location, what, now))
+    let collected = runtime.block_on(collect(&store, &options.location, what, now));
+    collected.map_err(|failure| options.unusable("list", &failure))
 }

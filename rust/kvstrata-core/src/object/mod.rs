@@ -17,6 +17,7 @@ pub mod probe;
 mod resolver;
 mod slot;
 pub mod transfer;
+mod verdict_table;
 pub mod verdicts;
 
 use crate::sys::sync::Arc;

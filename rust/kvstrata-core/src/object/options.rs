@@ -11,9 +11,11 @@ use crate::config::DEADLINE_MAX;
 use crate::error::{Error, Result};
 use crate::key::GroupId;
 use crate::namespace::Manifest;
+use crate::object::credentials;
 use crate::object::header::HEADER_BYTES;
 use crate::object::limits::ObjectLimits;
 use crate::object::location::{Location, Scheme};
+use crate::object::{Failure, FailureKind};
 
 /// Largest object: one PUT takes it whole.
 pub const OBJECT_BYTES_MAX: u64 = 64 << 20;
@@ -54,6 +56,15 @@ impl Addressing {
 /// Variables of the environment, which the caller has read: names and values. Shown without values.
 #[derive(Clone, Default)]
 pub struct Environment(pub BTreeMap<String, String>);
+
+impl Environment {
+    /// The value of a variable that is set and not empty.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let value = self.0.get(name).map(String::as_str);
+        value.filter(|value| !value.is_empty())
+    }
+}
 
 impl fmt::Debug for Environment {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -155,6 +166,30 @@ impl ObjectOptions {
             )));
         }
         Ok(())
+    }
+
+    /// The error of a bucket that cannot be used: what was tried, and what can be done about it. Of
+    /// the credentials it tells at most the last four characters of the access key's name.
+    #[must_use]
+    pub fn unusable(&self, what: &str, failure: &Failure) -> Error {
+        let mut text = format!("cannot {what} {}", self.location);
+        if let Some(endpoint) = &self.endpoint {
+            text = format!("{text} at {endpoint}");
+        }
+        text = format!("{text}: {}", failure.kind.remedy());
+        match (failure.kind, self.environment.get("AWS_ACCESS_KEY_ID")) {
+            (FailureKind::NoCredentials, _) => {
+                let places = credentials::places(self.location.scheme, &self.environment);
+                text = format!("{text}; {places}");
+            }
+            (FailureKind::Denied, Some(key)) if key.len() >= 8 => {
+                let tail = key.char_indices().rev().nth(3).map_or(0, |(at, _)| at);
+                let tail = key.get(tail..).unwrap_or("");
+                text = format!("{text} (access key ...{tail})");
+            }
+            _ => {}
+        }
+        Error::config(format!("{text} [{failure}]"))
     }
 
     /// Whether bytes on their way are safe from others: TLS, or a connection within this machine.

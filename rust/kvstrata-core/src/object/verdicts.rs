@@ -1,26 +1,24 @@
 //! What is believed to be in a bucket: bounded, and each belief for a while only.
 //!
 //! Pure: time comes in as an argument. Many small tables, each under a lock of its own, so that
-//! none takes long to grow while someone waits for it: a million keys take 36 MiB.
+//! none takes long to grow while someone waits for it: a million keys take 17 MiB.
 
-use core::hash::{BuildHasherDefault, Hasher};
 use core::time::Duration;
 use std::time::Instant;
 
-use hashbrown::HashMap;
-
+use crate::object::verdict_table::VerdictTable;
 use crate::sys::sync::{Mutex, lock};
 
 /// Number of tables, as a power of two.
 const SHARD_BITS: u32 = 8;
 const SHARDS: usize = 1 << SHARD_BITS;
-/// Most entries of one table: as many as 8192 places hold, so that it never grows beyond them.
+/// Most entries of one table: 128 KiB of places hold them.
 const ENTRIES_MAX: usize = 7168;
 /// Entries that are kept when a table is full of beliefs that still hold.
 const ENTRIES_KEPT: usize = ENTRIES_MAX / 2;
-/// Unit of time of an entry: 2^29 of them are 1.7 years, after which a tier believes nothing new.
+/// Unit of time of an entry: 2^30 of them are 3.4 years, after which a tier believes nothing new.
 const TICK: Duration = Duration::from_millis(100);
-const TICKS_MAX: u32 = (1 << 29) - 1;
+const TICKS_MAX: u32 = (1 << 30) - 1;
 
 /// What is believed of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,38 +31,23 @@ pub enum Fact {
     Verified,
 }
 
-/// Passes on what is a fingerprint, and thus as good as random, already.
-#[derive(Clone, Copy, Debug, Default)]
-struct Same(u64);
-
-impl Hasher for Same {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, _: &[u8]) {}
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
-
-type Shard = HashMap<u64, u32, BuildHasherDefault<Same>>;
-
-/// A fact, when it became known, and whether by an event of ours or by a question: 2, 29 and 1
-/// bits.
+/// A fact and when it became known, in 2 and 30 bits; never zero.
 const fn pack(fact: Fact, tick: u32) -> u32 {
     let kind = match fact {
-        Fact::Absent => 0,
-        Fact::Listed => 1,
-        Fact::Verified => 2,
+        Fact::Absent => 1,
+        Fact::Listed => 2,
+        Fact::Verified => 3,
     };
     (kind << 30) | tick
 }
 
-const fn fact_of(entry: u32) -> Fact {
+/// The fact of an entry; `None` of a zero, which stands for no entry.
+const fn fact_of(entry: u32) -> Option<Fact> {
     match entry >> 30 {
-        0 => Fact::Absent,
-        1 => Fact::Listed,
-        _ => Fact::Verified,
+        0 => None,
+        1 => Some(Fact::Absent),
+        2 => Some(Fact::Listed),
+        _ => Some(Fact::Verified),
     }
 }
 
@@ -74,15 +57,41 @@ const fn tick_of(entry: u32) -> u32 {
 
 /// Where a key's table is.
 fn shard_of(key: u64) -> usize {
-    // The low bits choose the place in the table, the highest seven its mark.
-    usize::try_from((key >> 40) & 0xFF).unwrap_or(0)
+    // The lowest bits choose the place in the table.
+    let [.., shard, _, _] = key.to_le_bytes();
+    usize::from(shard)
+}
+
+/// The keys in the order of their tables, each with its position.
+fn by_shard(keys: &[u64]) -> Vec<(u64, usize)> {
+    let mut starts = [0_usize; SHARDS + 1];
+    for key in keys {
+        if let Some(after) = starts.get_mut(shard_of(*key) + 1) {
+            *after = after.saturating_add(1);
+        }
+    }
+    let mut total = 0_usize;
+    for start in &mut starts {
+        total = total.saturating_add(*start);
+        *start = total;
+    }
+    let mut sorted = vec![(0, 0); keys.len()];
+    for (at, key) in keys.iter().enumerate() {
+        if let Some(next) = starts.get_mut(shard_of(*key))
+            && let Some(place) = sorted.get_mut(*next)
+        {
+            *place = (*key, at);
+            *next = next.saturating_add(1);
+        }
+    }
+    sorted
 }
 
 /// Beliefs about keys, by their 64-bit fingerprints. Two keys with the same one, which happens to
 /// one lookup in 10^13, cost a load that misses or a store that is left out.
 #[derive(Debug)]
 pub struct Verdicts {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Mutex<VerdictTable>>,
     began: Instant,
     found_ticks: u32,
     absent_ticks: u32,
@@ -113,36 +122,44 @@ impl Verdicts {
         u32::try_from(elapsed).unwrap_or(TICKS_MAX).min(TICKS_MAX)
     }
 
-    const fn holds(&self, entry: u32, now: u32) -> bool {
-        let believed = match fact_of(entry) {
-            Fact::Absent => self.absent_ticks,
-            Fact::Listed | Fact::Verified => self.found_ticks,
-        };
-        now.saturating_sub(tick_of(entry)) < believed
+    /// The fact of an entry while it is believed.
+    fn believed(&self, entry: u32, now: u32) -> Option<Fact> {
+        fact_of(entry).filter(|fact| {
+            let ticks = match fact {
+                Fact::Absent => self.absent_ticks,
+                Fact::Listed | Fact::Verified => self.found_ticks,
+            };
+            now.saturating_sub(tick_of(entry)) < ticks
+        })
     }
 
-    /// What is believed of each key; `None` where nothing is.
+    /// What is believed of a key; `None` where nothing is.
+    #[must_use]
+    pub fn of(&self, key: u64, now: Instant) -> Option<Fact> {
+        let shard = self.shards.get(shard_of(key))?;
+        let entry = lock(shard).get(key);
+        self.believed(entry, self.tick(now))
+    }
+
+    /// What is believed of each key.
     #[must_use]
     pub fn look(&self, keys: &[u64], now: Instant) -> Vec<Option<Fact>> {
         let now = self.tick(now);
-        // Table by table: one lock for all keys of a table, whose places then are near each other.
-        let mut order: Vec<(usize, u32)> = keys
-            .iter()
-            .enumerate()
-            .filter_map(|(at, key)| Some((shard_of(*key), u32::try_from(at).ok()?)))
-            .collect();
-        order.sort_unstable();
+        // Table by table: one lock for all keys of a table, whose lines are near each other.
+        let sorted = by_shard(keys);
         let mut found = vec![None; keys.len()];
-        for group in order.chunk_by(|(a, _), (b, _)| a == b) {
-            let Some(shard) = group.first().and_then(|(shard, _)| self.shards.get(*shard)) else {
+        for group in sorted.chunk_by(|(a, _), (b, _)| shard_of(*a) == shard_of(*b)) {
+            let Some((first, _)) = group.first() else {
+                continue;
+            };
+            let Some(shard) = self.shards.get(shard_of(*first)) else {
                 continue;
             };
             let shard = lock(shard);
-            for (_, at) in group {
-                let at = usize::try_from(*at).unwrap_or(usize::MAX);
-                let entry = keys.get(at).and_then(|key| shard.get(key));
-                if let (Some(entry), Some(place)) = (entry, found.get_mut(at)) {
-                    *place = self.holds(*entry, now).then(|| fact_of(*entry));
+            for (key, at) in group {
+                let entry = shard.get(*key);
+                if let Some(place) = found.get_mut(*at) {
+                    *place = self.believed(entry, now);
                 }
             }
         }
@@ -163,45 +180,45 @@ impl Verdicts {
             return;
         };
         let mut shard = lock(shard);
-        match shard.get_mut(&key) {
-            Some(entry) if tick > tick_of(*entry) => {
-                let verified = fact_of(*entry) == Fact::Verified && fact == Fact::Listed;
-                *entry = pack(if verified { Fact::Verified } else { fact }, tick);
-            }
-            Some(_) => {}
-            None => {
-                self.make_room(&mut shard, tick);
-                shard.insert(key, pack(fact, tick));
-            }
+        let entry = shard.get(key);
+        if entry == 0 {
+            self.make_room(&mut shard, tick);
+            shard.set(key, pack(fact, tick));
+        } else if tick > tick_of(entry) {
+            let verified = fact_of(entry) == Some(Fact::Verified) && fact == Fact::Listed;
+            shard.set(
+                key,
+                pack(if verified { Fact::Verified } else { fact }, tick),
+            );
         }
     }
 
     fn set(&self, key: u64, entry: u32, now: u32) {
         if let Some(shard) = self.shards.get(shard_of(key)) {
             let mut shard = lock(shard);
-            if !shard.contains_key(&key) {
+            if shard.get(key) == 0 {
                 self.make_room(&mut shard, now);
             }
-            shard.insert(key, entry);
+            shard.set(key, entry);
         }
     }
 
     /// Forgets what no longer holds, then what has been known longest, when a table is full.
-    fn make_room(&self, shard: &mut Shard, now: u32) {
+    fn make_room(&self, shard: &mut VerdictTable, now: u32) {
         if shard.len() < ENTRIES_MAX {
             return;
         }
-        shard.retain(|_, entry| self.holds(*entry, now));
+        shard.retain(|entry| self.believed(entry, now).is_some());
         if shard.len() <= ENTRIES_KEPT {
             return;
         }
-        let mut ticks: Vec<u32> = shard.values().map(|entry| tick_of(*entry)).collect();
+        let mut ticks: Vec<u32> = shard.entries().map(tick_of).collect();
         let excess = ticks.len().saturating_sub(ENTRIES_KEPT);
         let (_, oldest_kept, _) = ticks.select_nth_unstable(excess);
         let oldest_kept = *oldest_kept;
         let mut left = excess;
-        shard.retain(|_, entry| {
-            let goes = left > 0 && tick_of(*entry) <= oldest_kept;
+        shard.retain(|entry| {
+            let goes = left > 0 && tick_of(entry) <= oldest_kept;
             left = left.saturating_sub(usize::from(goes));
             !goes
         });
@@ -239,7 +256,9 @@ mod tests {
     }
 
     fn one(verdicts: &Verdicts, key: u64, now: Instant) -> Option<Fact> {
-        verdicts.look(&[key], now)[0]
+        let found = verdicts.of(key, now);
+        assert_eq!(verdicts.look(&[key], now), [found]);
+        found
     }
 
     #[test]

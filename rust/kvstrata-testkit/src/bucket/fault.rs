@@ -22,6 +22,8 @@ pub enum Method {
 pub enum BucketFault {
     /// It is answered after this time.
     Latency(Duration),
+    /// It is answered, as if nothing were wrong, once all faults are over.
+    Hold,
     /// The body of its answer comes so many bytes at a time, with a pause after each.
     Trickle(usize, Duration),
     /// The connection is reset before it is answered.

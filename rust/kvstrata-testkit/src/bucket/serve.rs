@@ -43,6 +43,11 @@ fn reset(stream: &TcpStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
+/// Whether faults are over, or the server ends.
+fn is_healed(shared: &Shared) -> bool {
+    locked(&shared.rules).is_empty() || shared.stop.load(Ordering::Acquire)
+}
+
 /// Keeps a connection open, unused, until the server ends or heals.
 fn hang(stream: &TcpStream, shared: &Shared) {
     if let Ok(own) = stream.try_clone() {
@@ -51,9 +56,8 @@ fn hang(stream: &TcpStream, shared: &Shared) {
     // Reading would take what the peer sends: only its end is waited for.
     let _ = stream.set_read_timeout(Some(Duration::from_millis(20)));
     let mut buffer = [0; 1];
-    let healed = || locked(&shared.rules).is_empty();
     while !matches!(stream.peek(&mut buffer), Ok(0)) {
-        if healed() || shared.stop.load(Ordering::Acquire) {
+        if is_healed(shared) {
             break;
         }
         #[expect(clippy::disallowed_methods, reason = "a test double")]
@@ -95,6 +99,12 @@ fn one(
         Some(BucketFault::Latency(time)) => {
             #[expect(clippy::disallowed_methods, reason = "a test double")]
             thread::sleep(time);
+        }
+        Some(BucketFault::Hold) => {
+            while !is_healed(shared) {
+                #[expect(clippy::disallowed_methods, reason = "a test double")]
+                thread::sleep(Duration::from_millis(5));
+            }
         }
         Some(BucketFault::Reset) => {
             reset(stream);

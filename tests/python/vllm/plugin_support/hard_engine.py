@@ -10,7 +10,6 @@ What an answer ought to be is what the same engine computes without reading any 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import random
@@ -29,7 +28,7 @@ from plugin_support.held_worker import HeldWorker
 BLOCK = 32
 REQUESTS = 32
 BLOCKS = {"llama": 90, "gemma3": 240, "lfm2": 240}
-# How long a request waits for a tier that hangs, instead of vLLM's own patience.
+# How long a request waits for a tier that hangs, instead of our own default.
 WAIT_S = 1.0
 
 
@@ -49,20 +48,10 @@ def spy_on_tiers() -> list[FlakyTier]:
     return opened
 
 
-def lose_patience() -> None:
-    """Managers of this process wait a second for a tier, not ten."""
-    from kvstrata.vllm import exact
-
-    exact.KVStrataManager = functools.partial(  # type: ignore[assignment, misc]
-        exact.KVStrataManager, wait_s=WAIT_S
-    )
-
-
 class Engine:
     def __init__(self, work: Path, shape: str) -> None:
         from vllm import LLM
 
-        lose_patience()
         self.natives = spy_on_tiers()
         more: dict[str, Any] = {}
         if shape == "lfm2":
@@ -93,6 +82,7 @@ class Engine:
                     # Far less than what is stored: loads come from below.
                     "cpu_bytes_to_use": "4MiB",
                     "tiers": tiers,
+                    "load_wait_s": WAIT_S,
                 },
             },
             **more,

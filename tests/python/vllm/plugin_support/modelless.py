@@ -71,6 +71,8 @@ class Shape:
     policy: str = "lru"
     record: str | None = None
     tiers: tuple[dict[str, Any], ...] = ()
+    # How long a request waits for rows on their way, instead of our own default.
+    load_wait_s: float = 10.0
 
     @property
     def row_bytes(self) -> dict[int, int]:
@@ -111,6 +113,7 @@ def vllm_config(shape: Shape, model: Path, engine_id: str) -> VllmConfig:
     extra: dict[str, Any] = {
         "cpu_bytes_to_use": max(4096, shape.slots * max(shape.row_bytes.values())),
         "tiers": list(shape.tiers),
+        "load_wait_s": shape.load_wait_s,
         "offload_prompt_only": False,
         "eviction_policy": shape.policy,
         "blocks_per_chunk": shape.blocks_per_chunk,

@@ -70,7 +70,7 @@ class Stack:
 
     def look(self, context: ReqContext, wanted: OffloadKey) -> LookupResult:
         """Ask until there is an answer, as the scheduler does over its steps."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 40
         while time.monotonic() < until:
             answer = self.manager.lookup(wanted, context)
             if answer in (LookupResult.HIT, LookupResult.MISS):

@@ -45,7 +45,11 @@ impl Root {
     }
 
     fn within(parent: &str) -> Self {
-        let holder = tempfile::tempdir_in(parent).unwrap();
+        // By the prefix the Python tests, which may run beside these, know what is not theirs.
+        let holder = tempfile::Builder::new()
+            .prefix("kvstrata-rust-")
+            .tempdir_in(parent)
+            .unwrap();
         let directory = Directory::open_root(holder.path(), false, ShareMode::Private).unwrap();
         Self {
             directory: Arc::new(directory),

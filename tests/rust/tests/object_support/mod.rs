@@ -13,13 +13,18 @@
 )]
 
 pub mod s3s_server;
+pub mod servers;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvstrata_core::key::{GroupId, Key};
+use kvstrata_core::object::connect::{Style, connect};
+use kvstrata_core::object::limits::ObjectLimits;
 use kvstrata_core::object::options::Environment;
 use kvstrata_core::object::{Addressing, Location, ObjectOptions, Store};
+use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::tier::{CircuitLimits, Seams, Tier};
 use kvstrata_testkit::Bucket;
 use kvstrata_testkit::memory::leaked_arena;
@@ -29,6 +34,9 @@ use crate::tier_support::{Harness, ROW_BYTES, identity};
 /// Credentials that the servers of these tests take.
 pub const ACCESS_KEY: &str = "AKIAKVSTRATATEST";
 pub const SECRET_KEY: &str = "the-secret-of-these-tests";
+
+/// How long a test waits for what has to happen in the end.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Options for a bucket named `bucket` on a server of this machine.
 pub fn options(endpoint: &str) -> ObjectOptions {
@@ -51,8 +59,19 @@ pub fn options(endpoint: &str) -> ObjectOptions {
         deadline: Duration::from_secs(20),
         required: true,
         environment: Environment(environment),
-        limits: kvstrata_core::object::limits::ObjectLimits::default(),
+        // A busy machine may answer late: where that is no test's subject, it is waited for.
+        limits: ObjectLimits {
+            lookup_wait: PATIENCE,
+            absent_for: PATIENCE,
+            ..ObjectLimits::default()
+        },
     }
+}
+
+/// A client of a server of this machine, beside those of tiers.
+pub fn client(endpoint: &str) -> Store {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    connect(&options(endpoint), Style::Path, &clock).unwrap()
 }
 
 /// Options for a client that the test gives.
@@ -86,14 +105,13 @@ pub fn open_with(
         circuit,
         ..Seams::default()
     };
-    let tier =
-        Tier::open_object_shared(options, std::sync::Arc::clone(&arena), seams, given).unwrap();
+    let tier = Tier::open_object_shared(options, Arc::clone(&arena), seams, given).unwrap();
     Harness::around(tier, arena, row_bytes)
 }
 
 /// What lookups say in the end: until every key has an answer.
 pub fn found_in_the_end(harness: &Harness, keys: &[Key]) -> Vec<bool> {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     loop {
         let found = harness.tier.lookup(keys).unwrap();
         if found.iter().all(Option::is_some) {
@@ -106,7 +124,7 @@ pub fn found_in_the_end(harness: &Harness, keys: &[Key]) -> Vec<bool> {
 
 /// Waits until a condition holds.
 pub fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < until, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(5));

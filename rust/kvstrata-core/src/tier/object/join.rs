@@ -35,7 +35,7 @@ impl ObjectTier {
         let late = now.checked_add(longest).unwrap_or(now);
         match self.until(late, self.join_once()).await {
             Ended::Done(joined) => joined,
-            Ended::Late => Err(self.unusable("open", &Failure::late())),
+            Ended::Late => Err(self.options.unusable("open", &Failure::late())),
             Ended::Stopped => Err(Error::config("the tier was closed")),
         }
     }
@@ -44,7 +44,8 @@ impl ObjectTier {
         let (store, facts, style) = self.reach().await?;
         self.compare_manifest(&store, facts).await?;
         let epoch = epochs::open(&store, &self.names, facts.conditional_put).await;
-        let epoch = epoch.map_err(|failure| self.unusable("read the epochs of", &failure))?;
+        let epoch =
+            epoch.map_err(|failure| self.options.unusable("read the epochs of", &failure))?;
         Ok(Place {
             store,
             epoch,
@@ -94,7 +95,7 @@ impl ObjectTier {
             }
         }
         let failure = first.unwrap_or_else(|| Failure::new(FailureKind::Other, "not tried"));
-        Err(self.unusable("use", &failure))
+        Err(self.options.unusable("use", &failure))
     }
 
     /// Writes the manifest where there is none, reads it back, and compares it with ours.
@@ -105,7 +106,7 @@ impl ObjectTier {
             self.options.location.scheme.as_str(),
             self.options.location.bucket
         );
-        let failed = |failure: Failure| self.unusable("read the manifest of", &failure);
+        let failed = |failure: Failure| self.options.unusable("read the manifest of", &failure);
         let mut read = store.get(&path).await;
         if matches!(read, Err(object_store::Error::NotFound { .. })) {
             let options = PutOptions {
@@ -135,26 +136,6 @@ impl ObjectTier {
         let bytes = bytes.map_err(|error| failed(Failure::of(&error)))?;
         let shown = FilePath::new(&shown);
         compare(shown, &self.manifest, &parse(shown, &bytes)?)
-    }
-
-    /// The error of a bucket that cannot be used. Of the credentials it tells at most the last
-    /// four characters of the access key's name.
-    fn unusable(&self, what: &str, failure: &Failure) -> Error {
-        let options = &self.options;
-        let mut text = format!("cannot {what} {}", options.location);
-        if let Some(endpoint) = &options.endpoint {
-            text = format!("{text} at {endpoint}");
-        }
-        text = format!("{text}: {}", failure.kind.remedy());
-        let key = options.environment.0.get("AWS_ACCESS_KEY_ID");
-        if failure.kind == FailureKind::Denied
-            && let Some(key) = key.filter(|key| key.len() >= 8)
-        {
-            let tail = key.char_indices().rev().nth(3).map_or(0, |(at, _)| at);
-            let tail = key.get(tail..).unwrap_or("");
-            text = format!("{text} (access key ...{tail})");
-        }
-        Error::config(format!("{text} [{failure}]"))
     }
 
     /// Tries again and again until the bucket can be used; runs until then, or until the tier

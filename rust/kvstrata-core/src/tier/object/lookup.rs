@@ -1,5 +1,7 @@
 //! Lookups: answered from what is believed; what is not known is asked for in the background.
 
+use std::time::Instant;
+
 use crate::error::Result;
 use crate::io::Direction;
 use crate::key::Key;
@@ -35,7 +37,7 @@ impl ObjectTier {
         let all_listed = state
             .listed_at
             .is_some_and(|at| now.saturating_duration_since(at) < self.options.limits.absent_for);
-        let mut hits = 0_usize;
+        let (mut hits, mut unknown, mut late) = (0_usize, 0_usize, 0_usize);
         let mut found = Vec::with_capacity(keys.len());
         for ((key, of), fact) in keys.iter().zip(&of).zip(facts) {
             found.push(match fact {
@@ -45,12 +47,21 @@ impl ObjectTier {
                     Some(true)
                 }
                 None if all_listed => Some(false),
-                None => self.ask_for(&mut state, key, *of),
+                None if self.has_asked_long(&mut state, key, *of, now) => {
+                    late = late.saturating_add(1);
+                    Some(false)
+                }
+                None => {
+                    unknown = unknown.saturating_add(1);
+                    None
+                }
             });
         }
         let asking = !state.to_ask.is_empty();
         drop(state);
         metrics.lookup_hits.add(count(hits));
+        self.counters.late_lookups.add(count(late));
+        self.counters.unknown_lookups.add(count(unknown));
         if first {
             self.list.notify_one();
         }
@@ -60,40 +71,32 @@ impl ObjectTier {
         Ok(found)
     }
 
-    /// What to say of a key of which nothing is known: nothing for a while, then no.
-    fn ask_for(&self, state: &mut State, key: &Key, of: u64) -> Option<bool> {
-        let now = self.around.clock.now();
+    /// Whether the answer for a key of which nothing is known is not to be waited for any longer;
+    /// where nobody has asked for it yet, someone is going to.
+    fn has_asked_long(&self, state: &mut State, key: &Key, of: u64, now: Instant) -> bool {
         let limits = &self.options.limits;
-        let late = match state.asked.get(&of) {
-            Some(asked) => now.saturating_duration_since(asked.since) >= limits.lookup_wait,
-            None if state.asked.len() >= limits.asked_max => true,
-            None => {
-                let asked = Asked {
-                    key: *key,
-                    since: now,
-                    under_way: false,
-                };
-                state.asked.insert(of, asked);
-                state.to_ask.push_back(of);
-                false
-            }
+        if let Some(asked) = state.asked.get(&of) {
+            return now.saturating_duration_since(asked.since) >= limits.lookup_wait;
+        }
+        if state.asked.len() >= limits.asked_max {
+            return true;
+        }
+        let asked = Asked {
+            key: *key,
+            since: now,
+            under_way: false,
         };
-        let counter = if late {
-            &self.counters.late_lookups
-        } else {
-            &self.counters.unknown_lookups
-        };
-        counter.add(1);
-        late.then_some(false)
+        state.asked.insert(of, asked);
+        state.to_ask.push_back(of);
+        false
     }
 
     /// Asks the server for one key.
     pub(super) async fn ask(self: Arc<Self>, of: u64, key: Key, place: Arc<Place>) {
         let asked = self.around.clock.now();
         let row_bytes = self.row_bytes.get(&key.group()).copied();
-        let known = self.verdicts.look(&[of], asked);
-        let known = known.into_iter().flatten().next().is_some();
-        if let Some(row_bytes) = row_bytes.filter(|_| !known) {
+        let known = self.verdicts.of(of, asked);
+        if let Some(row_bytes) = row_bytes.filter(|_| known.is_none()) {
             let path = self.names.row(place.epoch, &key);
             let deadline = asked.checked_add(self.options.deadline).unwrap_or(asked);
             self.counters.head_requests.add(1);

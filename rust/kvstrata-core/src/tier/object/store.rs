@@ -184,7 +184,7 @@ impl ObjectTier {
             }
         }
         let now = self.around.clock.now();
-        let fact = self.verdicts.look(&[of], now).into_iter().next().flatten();
+        let fact = self.verdicts.of(of, now);
         let look = fact == Some(Fact::Listed) || !work.place.conditional_put;
         if fact == Some(Fact::Verified) {
             return Err(End::plain(Outcome::Present));
