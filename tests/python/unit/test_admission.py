@@ -1,5 +1,7 @@
 """Which rows a tier takes: those likely to be used again, or asked for before."""
 
+import mmap
+import time
 from typing import Any
 
 import pytest
@@ -101,6 +103,31 @@ def test_a_wrong_option_is_refused_by_its_name(
         bench.open(**{option: value})
     with pytest.raises(kvstrata.ConfigError, match=why):
         CpuTier(ROW, ROW, **{option: value})
+
+
+def test_a_bucket_takes_rows_by_the_same_rules() -> None:
+    arena = mmap.mmap(-1, 4 * ROW)
+    keys = [bytes([number]) * 32 + bytes(4) for number in range(4)]
+    with kvstrata.open_tier(
+        f"memory://admission-{time.monotonic_ns()}",
+        manifest={"model": "m"},
+        row_bytes=ROW,
+        arena=arena,
+        store_threshold=2,
+    ) as tier:
+
+        def offered(job: int) -> list[str]:
+            tier.store(job, keys, [at * ROW for at in range(4)])
+            (result,) = tier.wait(30.0)
+            return result.outcomes
+
+        tier.observe("one", keys, prompt_tokens=64, new_tokens=None)
+        tier.observe("one", keys, prompt_tokens=64, new_tokens=None)
+        assert offered(1) == ["dropped"] * 4
+        tier.finish("one", 1)
+        tier.observe("two", keys[:2], prompt_tokens=32, new_tokens=None)
+        assert offered(2) == ["ok", "ok", "dropped", "dropped"]
+        assert tier.stats()["unadmitted_stores"] == 6
 
 
 def test_the_cpu_tier_takes_rows_of_workers_alone_by_its_rules() -> None:

@@ -299,6 +299,56 @@ fn a_store_that_finds_no_other_room_takes_it_from_who_came_last() {
 }
 
 #[test]
+fn no_row_stays_for_a_waiting_request_where_that_is_switched_off() {
+    let tier = CpuTier::new(CpuOptions {
+        arena_bytes: 4 * ROW,
+        row_bytes: vec![(GroupId(0), ROW)],
+        awaited_share: 0,
+        ..CpuOptions::default()
+    });
+    let mut requests = Requests {
+        tier: tier.unwrap(),
+    };
+    requests.store(1, 0, &keys([0, 1])).unwrap();
+    requests.observe(2, &keys([0, 1]));
+    requests.tier.waits(2);
+    assert_eq!(requests.tier.awaited(), (0, 0));
+    requests.victims(4);
+    assert_eq!(requests.tier.lookup(&keys([0, 1])), [Presence::Absent; 2]);
+}
+
+#[test]
+fn rows_that_are_worth_less_than_what_would_go_for_them_are_not_stored() {
+    let mut requests = Requests::new(64, "th");
+    let (mut next, mut id, mut minutes) = (1_000_000, 0, 0);
+    let mut turn = |requests: &mut Requests, chunks: Vec<Key>, minutes: u64| {
+        id += 1;
+        requests.tier.set_time(minutes * 60_000);
+        requests.observe(id, &chunks);
+        requests.store(id, 0, &chunks).unwrap();
+        requests.tier.finish(id, None);
+    };
+    for session in 0..40 {
+        for chunks in [8, 16, 24] {
+            minutes += 1;
+            let first = session * 100;
+            turn(&mut requests, keys(first..first + chunks), minutes);
+            for _ in 0..6 {
+                turn(&mut requests, keys(next..next + 8), minutes);
+                next += 8;
+            }
+        }
+    }
+    assert!(requests.number("bypassed_stores") > 0);
+    assert_eq!(requests.number("unadmitted_stores"), 0);
+    // A tier below has what it promotes stored all the same.
+    let prepared = requests
+        .tier
+        .prepare_store(&keys(next..next + 60), User::Tier);
+    assert_eq!(prepared.unwrap().unwrap().positions.len(), 60);
+}
+
+#[test]
 fn nothing_is_left_of_requests_that_a_reset_came_upon() {
     let mut requests = Requests::lru(4);
     requests.store(1, 0, &keys([0, 1])).unwrap();

@@ -35,6 +35,9 @@ struct Row {
     handle: Handle,
 }
 
+/// A key of a request that arrives: where its chunk ends, what stands for it, and its row.
+type Chunk = (u64, Tag, Option<(Handle, EntryId)>);
+
 /// What is known of one request.
 #[derive(Debug, Default)]
 struct Own {
@@ -160,7 +163,7 @@ impl CpuTier {
             ..Own::default()
         };
         let classes = self.slots.geometry().classes();
-        let mut paths: Vec<Vec<(u64, Tag, Option<(Handle, EntryId)>)>> = vec![Vec::new(); classes];
+        let mut paths: Vec<Vec<Chunk>> = vec![Vec::new(); classes];
         for (key, end) in keys {
             let Ok(class) = self.class_of(key) else {
                 continue;

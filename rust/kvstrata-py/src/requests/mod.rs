@@ -4,43 +4,26 @@
 //! interpreter lock away: to get it back would take longer than all of them.
 
 mod book;
+mod job;
 mod outside;
 mod packed;
 
-use kvstrata_core::cpu::{self, Handle};
-use kvstrata_core::error::ErrorKind;
+use kvstrata_core::cpu::Handle;
 use kvstrata_core::eviction::request::Context;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::manager::{Answer, ManagerOptions, Outcome};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::arguments::Keys;
 use crate::cpu_tier::CpuTier;
-use crate::error::{exception, raised};
+use crate::error::raised;
 use crate::json;
 use crate::tier::hint_of;
 pub(crate) use book::Book;
+use job::{Job, Prepared, StepEnd, keys_of};
 use outside::Below;
 use packed::{Packed, bytes_of, positions_of};
-
-/// Keys, slots' offsets and handles of a job, and the payload bytes of its rows.
-type Job<'py> = (
-    Bound<'py, PyTuple>,
-    Bound<'py, PyTuple>,
-    Bound<'py, PyTuple>,
-    u64,
-);
-
-/// Keys to store, their rows, and keys that made room.
-type Prepared<'py> = (Bound<'py, PyList>, Packed<'py>, Vec<Bound<'py, PyBytes>>);
-
-/// Tier and job of each load to start, keys that made room, and one that was waited for too long.
-type StepEnd<'py> = (
-    Vec<(usize, Job<'py>)>,
-    Vec<Bound<'py, PyBytes>>,
-    Option<Bound<'py, PyBytes>>,
-);
 
 /// The requests of an offloading manager: what they look up, wait for, pin and hold.
 ///
@@ -67,57 +50,6 @@ pub(crate) struct RequestBook {
     sources: Vec<Py<PyAny>>,
     everywhere: Py<PyAny>,
     allowed: Py<PyAny>,
-}
-
-impl RequestBook {
-    /// Runs `work` on the requests and the CPU tier.
-    fn with<T>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&mut Book, &mut cpu::CpuTier) -> T,
-    ) -> PyResult<T> {
-        let mut shared = self.cpu.get().shared(py);
-        let shared = &mut *shared;
-        match &mut shared.book {
-            Some(book) => Ok(work(book, &mut shared.tier)),
-            None => Err(exception(
-                py,
-                ErrorKind::Closed,
-                "the CPU tier has no requests".to_owned(),
-            )),
-        }
-    }
-
-    fn answer(&self, py: Python<'_>, answer: Answer) -> Py<PyAny> {
-        let [miss, hit, pending, retry] = &self.answers;
-        match answer {
-            Answer::Miss => miss,
-            Answer::Hit => hit,
-            Answer::Pending => pending,
-            Answer::Retry => retry,
-        }
-        .clone_ref(py)
-    }
-
-    fn job<'py>(
-        &self,
-        py: Python<'py>,
-        keys: &[Key],
-        places: &[(u64, Handle)],
-    ) -> PyResult<Job<'py>> {
-        let shared = self.cpu.get().shared(py);
-        let bytes = keys
-            .iter()
-            .filter_map(|key| shared.tier.row_bytes(key))
-            .sum();
-        drop(shared);
-        Ok((
-            PyTuple::new(py, keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))?,
-            PyTuple::new(py, places.iter().map(|(offset, _)| *offset))?,
-            PyTuple::new(py, places.iter().map(|(_, handle)| handle.0))?,
-            bytes,
-        ))
-    }
 }
 
 #[pymethods]
@@ -506,9 +438,4 @@ impl RequestBook {
         let stats = self.with(py, |book, _| book.manager.stats())?;
         json::dict(py, &stats)
     }
-}
-
-/// The objects of a call's keys.
-fn keys_of<'py>(keys: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    keys.try_iter()?.collect()
 }

@@ -190,7 +190,9 @@ class Engine:
 
     def left(self) -> dict[str, Any]:
         stats = self.manager.cpu.stats()
-        return {name: stats[name] for name in ("rows_in_use", "orphaned_rows", "writing_rows")}
+        slots = ("rows_in_use", "orphaned_rows", "writing_rows")
+        told = ("observed_requests", "awaited_requests", "awaited_bytes")
+        return {name: stats[name] for name in (*slots, *told)}
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
