@@ -110,7 +110,7 @@ mod tests {
             payload in prop::collection::vec(any::<u8>(), 0..70_000),
             key in prop::collection::vec(any::<u8>(), 20..=68),
         ) {
-            let shift = Shift::over(payload.len() as u64);
+            let shift = Shift::over(u64::try_from(payload.len()).unwrap());
             let of_payload = PayloadChecksum::of(&payload, shift);
             let namespace = NamespaceDigest([9; 32]);
             let key = Key::new(&key).unwrap();
