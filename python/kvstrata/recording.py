@@ -96,7 +96,7 @@ class Encoder:
                 fresh.append(digest.hex())
             path.append(number)
         request = {
-            "t": round(seconds, 3),
+            "t": round(seconds, 6),
             "o": output_tokens,
             "h": HINTS.get(hint or "", 0),
             "r": ranges(path),
