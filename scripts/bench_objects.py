@@ -198,8 +198,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def server(kind: str) -> Iterator[str]:
-    """The endpoint of a server that has an empty bucket."""
+def server(kind: str, mib: int) -> Iterator[str]:
+    """The endpoint of a server that has an empty bucket; passes have so many MiB."""
     if kind.startswith("http"):
         yield kind
         return
@@ -211,7 +211,11 @@ def server(kind: str) -> Iterator[str]:
         )
         program = Path(os.environ.get("CARGO_TARGET_DIR", TOP / "target")) / "release" / "bucket"
         process = subprocess.Popen(
-            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            # Rows of two rounds of each client: then the server's memory is used again.
+            [str(program), str(2 * len(CLIENTS) * mib)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None  # noqa: S101
         try:
@@ -310,7 +314,7 @@ def main() -> None:
     parser.add_argument("--clients", type=lambda text: text.split(","), default=list(PYTHONS))
     parser.add_argument("--json", type=Path, help="file for all figures")
     options = parser.parse_args()
-    with server(options.server) as endpoint:
+    with server(options.server, options.mib) as endpoint:
         found = measure(options, endpoint)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2))

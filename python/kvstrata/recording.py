@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ SUFFIX = ".kvrec"
 SALT = "salt"
 SALT_BYTES = 32
 DIGEST_BYTES = 8
+_PAUSE_AFTER = 128
 HINTS = {"tool_use": 1, "end_of_turn": 2}
 
 
@@ -40,12 +42,12 @@ def prepare(directory: Path) -> bytes:
     path = directory / SALT
     try:
         # Complete under its name at once: engines may start together.
-        made = directory / f".{SALT}-{os.getpid()}"
-        _write_new(made, os.urandom(SALT_BYTES))
+        made = directory / f".{SALT}-{os.urandom(8).hex()}"
         try:
+            _write_new(made, os.urandom(SALT_BYTES))
             os.link(made, path)
         finally:
-            made.unlink()
+            made.unlink(missing_ok=True)
     except FileExistsError:
         pass
     salt = path.read_bytes()
@@ -84,7 +86,9 @@ class Encoder:
         """The line of a request with blocks of these hashes."""
         numbers, fresh = self._numbers, []
         path = []
-        for one in hashes:
+        for at, one in enumerate(hashes, 1):
+            if at % _PAUSE_AFTER == 0:
+                time.sleep(0)  # gives the interpreter lock to whoever waits for it
             digest = hashlib.blake2b(one, digest_size=DIGEST_BYTES, key=self._salt).digest()
             number = numbers.get(digest)
             if number is None:

@@ -57,8 +57,11 @@ def of(request: Any, status: Any) -> Arrival:
 
 def _hint(envelope: Any) -> str | None:
     for action in getattr(envelope, "actions", None) or ():
-        if action.action_type == HINT_ACTION and action.payload.get("follows") in HINTS:
-            return str(action.payload["follows"])
+        if action.action_type == HINT_ACTION:
+            # It is what a client sent.
+            said = action.payload.get("follows") if isinstance(action.payload, dict) else None
+            if isinstance(said, str) and said in HINTS:
+                return said
     return None
 
 

@@ -99,12 +99,7 @@ class TierBelow:
 
     def offered_again(self, keys: list[Any]) -> list[Any]:
         """Those of a request's keys whose rows the tier did not take when they were offered."""
-        if not self._dropped:
-            return []
-        again = [key for key in keys if key in self._dropped]
-        for key in again:
-            self._dropped.pop(key, None)
-        return again
+        return [key for key in keys if key in self._dropped] if self._dropped else []
 
     def takes_stores(self) -> bool:
         """Whether it is not too far behind."""
@@ -115,6 +110,9 @@ class TierBelow:
 
     def store(self, slots: Slots) -> None:
         """Start to store rows."""
+        if self._dropped:
+            for key in slots.keys:
+                self._dropped.pop(key, None)
         self._submit(slots, is_load=False)
 
     def load(self, slots: Slots) -> None:

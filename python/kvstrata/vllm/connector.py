@@ -323,6 +323,10 @@ class KVStrataConnector(StockConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """A step's jobs, and what the workers are to report of loads from before a reset."""
         made: OffloadingConnectorMetadata = super().build_connector_meta(scheduler_output)
+        manager = self._own_manager()
+        if manager is not None:
+            # vLLM's own hook names those alone that run for the first time.
+            manager.resumed(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         return made if self._stale_loads is None else self._stale_loads.metadata(made)
 
     def has_pending_push_work(self) -> bool:

@@ -288,10 +288,7 @@ class KVStrataManager(OffloadingManager):
         if self._opened is None or self._book is None:
             return
         self._poll(self._opened, self._book)
-        for req_id in context.new_req_ids:
-            known = self._contexts.get(req_id)
-            if known is not None:
-                self._book.scheduled(known)
+        self._run(self._book, context.new_req_ids)
         for req_id in context.preempted_req_ids:
             known = self._contexts.get(req_id)
             if known is not None:
@@ -304,6 +301,18 @@ class KVStrataManager(OffloadingManager):
             self._reports.tell_of_wait(timed_out)
         if self._whole.is_pending:
             self._whole.go_on(self._opened.cpu)
+
+    @guarded(lambda: None)
+    def resumed(self, req_ids: Iterable[str]) -> None:
+        """These requests run again after they had been preempted."""
+        if self._book is not None:
+            self._run(self._book, req_ids)
+
+    def _run(self, book: RequestBook, req_ids: Iterable[str]) -> None:
+        for req_id in req_ids:
+            known = self._contexts.get(req_id)
+            if known is not None:
+                book.scheduled(known)
 
     @guarded(lambda: False)
     def has_pending_work(self) -> bool:

@@ -6,7 +6,6 @@ Never tokens, and no hashes that somebody without the directory's salt could tel
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -30,14 +29,14 @@ OPTION = "record"
 _NAMES = ("directory", "file_size", "files")
 # Blocks whose numbers one file keeps: 40 MB of memory.
 BLOCKS_MAX = 1 << 18
-# Requests that wait for the thread.
-WAITING_MAX = 1 << 10
+# Blocks of requests that wait for the thread: some 90 MB of memory.
+WAITING_MAX = 1 << 20
 _CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Where, and how much at most: so many files of so many bytes, of which the oldest goes."""
+    """Where, and how much there may be: so many files of so many bytes, the oldest go first."""
 
     directory: Path
     file_bytes: int = 64 << 20
@@ -55,7 +54,8 @@ class RecordOptions:
             return None
         if isinstance(given, str):
             given = {"directory": given}
-        if not isinstance(given, dict) or not isinstance(given.get("directory"), str):
+        place = given.get("directory") if isinstance(given, dict) else None
+        if not isinstance(place, str) or not place.strip():
             msg = f"{OPTION!r} is {given!r}, not a directory, nor an object with a 'directory'"
             raise kvstrata.ConfigError(msg)
         for name in given:
@@ -67,7 +67,7 @@ class RecordOptions:
             msg = f"'files' of {OPTION!r} is {files!r}, not a whole number from 1 on"
             raise kvstrata.ConfigError(msg)
         size = sizes.parse(f"file_size of {OPTION}", given.get("file_size", cls.file_bytes), 0)
-        return cls(Path(given["directory"]), size, files)
+        return cls(Path(place), size, files)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ class Recorder:
             raise kvstrata.ConfigError(msg) from error
         # By request, which is held while it is here: its id may be given again.
         self._open: dict[int, tuple[Any, float, str | None]] = {}
-        self._waiting: queue.Queue[_Ended | None] = queue.Queue(WAITING_MAX)
-        self._names: list[Path] = []
+        self._waiting: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        # Each is changed by one thread alone.
+        self._blocks_given = self._blocks_taken = 0
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name="kvstrata-record", daemon=True)
         self._thread.start()
@@ -107,24 +108,26 @@ class Recorder:
     def ended(self, request: Any) -> None:
         """It has ended. Waits for nothing."""
         known = self._open.pop(id(request), None)
-        if known is None or not self._thread.is_alive():
+        if known is None:
             return
         _, began, hint = known
         blocks = int(request.num_prompt_tokens) // self._block_tokens
         hashes = tuple(bytes(one) for one in request.block_hashes[:blocks])
         if not hashes:
             return
-        try:
-            self._waiting.put_nowait(_Ended(began, hashes, int(request.num_output_tokens), hint))
-        except queue.Full:
+        waiting = self._blocks_given - self._blocks_taken
+        if not self._thread.is_alive() or (waiting and waiting + len(hashes) > WAITING_MAX):
             self.lost += 1
+            return
+        self._blocks_given += len(hashes)
+        self._waiting.put(_Ended(began, hashes, int(request.num_output_tokens), hint))
 
     def close(self) -> None:
         """Write what waits, and end."""
-        if self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
-                self._waiting.put(None, timeout=_CLOSE_SECONDS)
-                self._thread.join(_CLOSE_SECONDS)
+        self._waiting.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        if self.lost:
+            logger.warning("kvstrata: %d requests were not recorded", self.lost)
 
     def _run(self) -> None:
         try:
@@ -135,7 +138,7 @@ class Recorder:
 
     def _write_file(self) -> bool:
         """One file, up to its size; false at the end."""
-        first = self._waiting.get()
+        first = self._take()
         if first is None:
             return False
         encoder = recording.Encoder(self._salt, self._block_tokens, self._clock())
@@ -150,21 +153,26 @@ class Recorder:
                     return True
                 if self._waiting.empty():
                     file.flush()
-                ended = self._waiting.get()
+                ended = self._take()
         return False
 
+    def _take(self) -> _Ended | None:
+        ended = self._waiting.get()
+        self._blocks_taken += 0 if ended is None else len(ended.hashes)
+        return ended
+
     def _create(self) -> int:
-        while len(self._names) >= self._options.files:
-            self._names.pop(0).unlink(missing_ok=True)
+        # Those of earlier processes, too: names begin with the time.
+        there = sorted(self._options.directory.glob(f"*{recording.SUFFIX}"))
+        for oldest in there[: len(there) + 1 - self._options.files]:
+            oldest.unlink(missing_ok=True)
         made = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._clock()))
         for number in range(1 << 20):
-            name = f"{made}-{os.getpid()}-{number}{recording.SUFFIX}"
+            name = f"{made}-{os.getpid()}-{number:06d}{recording.SUFFIX}"
             path = self._options.directory / name
             try:
-                descriptor = recording.create(path)
+                return recording.create(path)
             except FileExistsError:
                 continue
-            self._names.append(path)
-            return descriptor
         msg = f"no free name in {self._options.directory}"
         raise FileExistsError(msg)

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +116,18 @@ def test_a_line_that_was_being_written_is_left_out(
             "blocks 0 to 2, of 1",
         ),
         (b'{"t": 1, "o": 1, "h": 0, "r": [0], "d": ""}\n', "half a range"),
+        (b'{"t": NaN, "o": 1, "h": 0, "r": [], "d": ""}\n', "a time that is no number"),
+        (b'{"t": 1' + 400 * b"0" + b', "o": 1, "h": 0, "r": [], "d": ""}\n', "line 2"),
+        (b'{"t": 1, "o": 1, "h": 0, "r": [], "d": []}\n', "digests that are no text"),
+        (b'{"t": ' + 100_000 * b"[" + b"\n", "line 2"),
+        (
+            b'{"t": 1, "o": 1, "h": 0, "r": ['
+            + b", ".join([b"0, 10000"] * 1001)
+            + b'], "d": "'
+            + 10_000 * b"0123456789abcdef"
+            + b'"}\n',
+            "more than 10000000 blocks in one request",
+        ),
     ],
 )
 def test_what_is_no_recording_is_named_by_file_and_line(
@@ -215,6 +229,61 @@ def test_files_are_bounded_in_size_and_number(start: Callable[..., Engine]) -> N
     assert all(path.stat().st_size < 1200 for path in files)
 
 
+def test_the_newest_files_of_a_directory_stay_whoever_wrote_them(
+    start: Callable[..., Engine],
+) -> None:
+    names = []
+    for _ in range(3):
+        engine = start(files=2)
+        request = engine.request(hashes("x", 2))
+        engine.recorder.arrived(request, None)
+        engine.recorder.ended(request)
+        engine.recorder.close()
+        names += [path.name for path in engine.files() if path.name not in names]
+    assert [path.name for path in engine.files()] == names[-2:]
+
+
+def test_requests_that_the_disk_is_too_slow_for_are_left_out_and_counted(
+    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = pytest.importorskip("kvstrata.vllm.recorder")
+    monkeypatch.setattr(recorder, "WAITING_MAX", 10)
+    begun, go_on = threading.Event(), threading.Event()
+    create = recording.create
+
+    def slow(path: Path) -> int:
+        begun.set()
+        go_on.wait(60)
+        return create(path)
+
+    engine = start()
+    monkeypatch.setattr(recording, "create", slow)
+    for number, blocks in enumerate([4, 8, 4, 2]):
+        request = engine.request(hashes(f"{number}", blocks))
+        engine.recorder.arrived(request, None)
+        engine.recorder.ended(request)
+        if number == 0:
+            assert begun.wait(60)
+    go_on.set()
+    engine.recorder.close()
+    # 8 wait while the first is written; 4 more are too many, 2 are not.
+    assert engine.recorder.lost == 1
+    (path,) = engine.files()
+    assert len(path.read_bytes().splitlines()) == 1 + 3
+
+
+def test_engines_that_start_together_and_one_that_died_there_agree_on_a_salt(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "kept"
+    directory.mkdir(mode=0o700)
+    (directory / f".salt-{os.getpid()}").write_bytes(b"half")
+    with ThreadPoolExecutor(8) as pool:
+        salts = set(pool.map(recording.prepare, [directory] * 16))
+    assert len(salts) == 1
+    assert sorted(path.name for path in directory.iterdir()) == [f".salt-{os.getpid()}", "salt"]
+
+
 def test_an_engine_goes_on_when_its_directory_is_gone(start: Callable[..., Engine]) -> None:
     engine = start()
     (engine.directory / "salt").unlink()
@@ -232,6 +301,8 @@ def test_an_engine_goes_on_when_its_directory_is_gone(start: Callable[..., Engin
     [
         (3, "not a directory"),
         ({"files": 2}, "nor an object with a 'directory'"),
+        ("", "not a directory"),
+        ({"directory": " "}, "nor an object with a 'directory'"),
         ({"directory": "d", "size": 1}, "has no 'size'"),
         ({"directory": "d", "files": 0}, "'files' of 'record' is 0"),
         ({"directory": "d", "files": True}, "'files' of 'record' is True"),

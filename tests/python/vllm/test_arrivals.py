@@ -204,6 +204,24 @@ def test_rows_that_a_tier_did_not_take_are_offered_again_to_who_has_them(
     assert engine.told.stats()["rows"] == 6
 
 
+def test_rows_are_offered_again_until_a_tier_that_is_behind_takes_them(
+    start: Callable[..., Engine],
+) -> None:
+    engine = start(tier={"store_threshold": 2})
+    (tier,) = engine.made.tiers
+    prompt = list(range(3, 3 + 6 * BLOCK))
+    engine.add(prompt, max_tokens=1)
+    engine.settle()
+    limit, tier.store_bytes_max = tier.store_bytes_max, 0
+    engine.add(prompt, max_tokens=1)
+    engine.settle()
+    assert (tier.skipped_stores, engine.told.stats()["rows"]) == (1, 0)
+    tier.store_bytes_max = limit
+    engine.add(prompt, max_tokens=1)
+    engine.settle()
+    assert engine.told.stats()["rows"] == 6
+
+
 @pytest.fixture
 def stack() -> Iterator[Stack]:
     made = Stack(slots=4).open()
@@ -255,8 +273,31 @@ def test_a_request_that_is_preempted_waits_for_its_rows_again(stack: Stack) -> N
     assert stack.cpu.stats()["awaited_bytes"] == 2 * ROWS[0]
     stack.store(keys_of(range(10, 16)))
     assert stack.cpu.lookup(keys) == [True, True]
+    # It runs again, and asked for nothing: all was still on the GPU.
+    stack.manager.resumed([context.req_id, "of nobody"])
+    assert stack.cpu.stats()["awaited_bytes"] == 0
     stack.manager.on_request_finished(context)
     assert stack.cpu.stats()["awaited_requests"] == 0
+
+
+def test_a_request_that_resumes_without_a_load_keeps_nothing_any_more(
+    start: Callable[..., Engine],
+) -> None:
+    engine = start()
+    made = engine.made
+    name = engine.add(list(range(3, 3 + 6 * BLOCK)), max_tokens=BLOCK + 4)
+    for _ in range(3):
+        made.step()
+    (request,) = made.scheduler.running
+    made.scheduler.running.remove(request)
+    made.scheduler._preempt_request(request, time.monotonic())
+    while request.status is not RequestStatus.RUNNING:
+        made.step()
+    for _ in range(2):
+        made.step()
+    assert request.status is RequestStatus.RUNNING, name
+    assert engine.cpu("awaited_requests") == 0
+    engine.settle()
 
 
 def test_a_request_without_a_manager_that_serves_is_not_told_of() -> None:
@@ -273,6 +314,8 @@ def test_a_request_without_a_manager_that_serves_is_not_told_of() -> None:
         ([("other", {}), ("kvstrata.follows", {"follows": "end_of_turn"})], "end_of_turn"),
         ([("kvstrata.follows", {"follows": "soon"})], None),
         ([("kvstrata.follows", {})], None),
+        ([("kvstrata.follows", {"follows": ["tool_use"]})], None),
+        ([("kvstrata.follows", "tool_use")], None),
     ],
 )
 def test_what_follows_is_read_from_the_hints_of_a_request(

@@ -11,7 +11,7 @@ use kvstrata_core::object::options::Environment;
 use kvstrata_core::object::{Addressing, ObjectOptions};
 use kvstrata_core::tier::Tier;
 use kvstrata_testkit::memory::leaked_arena;
-use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Rule};
+use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Method, Rule};
 use object_support::s3s_server::S3sServer;
 use object_support::{ACCESS_KEY, SECRET_KEY, open, options};
 use tier_support::keys;
@@ -87,4 +87,27 @@ fn a_wrong_secret_is_answered_403_and_no_more_than_four_characters_of_the_key_ar
     for hidden in [secret, SECRET_KEY, ACCESS_KEY] {
         assert!(!said.contains(hidden), "{said}");
     }
+}
+
+#[test]
+fn every_body_comes_with_its_checksum() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open(options(&bucket.endpoint()), 8);
+    assert_eq!(harness.store(&keys(0..8)), [Outcome::Ok; 8]);
+    assert!(harness.tier.reset().unwrap());
+    assert_eq!(bucket.checked(), bucket.seen(Method::Put, ""));
+}
+
+#[test]
+fn a_body_that_others_could_change_on_its_way_is_signed() {
+    let server = S3sServer::start();
+    // This machine, by an address that is not known to be its own.
+    let mut harness = open(
+        options(&server.endpoint().replace("127.0.0.1", "0.0.0.0")),
+        4,
+    );
+    let told = harness.tier.capabilities().unwrap();
+    assert_eq!(told["signed_payload"], true);
+    assert_eq!(harness.store(&keys(0..4)), [Outcome::Ok; 4]);
+    assert_eq!(harness.load(&keys(0..4)), [Outcome::Ok; 4]);
 }

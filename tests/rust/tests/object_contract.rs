@@ -25,7 +25,7 @@ use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
 use object_support::s3s_server::S3sServer;
 use object_support::servers::Server;
-use object_support::{eventually, found_in_the_end, given_options, open_with, options};
+use object_support::{eventually, found_in_the_end, given_options, listed, open_with, options};
 use tier_support::{Harness, key, keys};
 use tokio::runtime::Runtime;
 
@@ -63,7 +63,7 @@ impl Place {
 
     fn open_as(&self, options: ObjectOptions, slots: usize) -> Harness {
         let given = self.given.as_ref().map(Store::clone);
-        open_with(options, slots, given, CircuitLimits::default())
+        listed(open_with(options, slots, given, CircuitLimits::default()))
     }
 
     /// The name of a row's object in an epoch.

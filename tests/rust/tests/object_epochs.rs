@@ -10,8 +10,9 @@ mod tier_support;
 
 use kvstrata_core::job::Outcome;
 use kvstrata_core::object::memory_store;
+use kvstrata_core::tier::CircuitLimits;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
-use object_support::{eventually, found_in_the_end, open, open_given, options};
+use object_support::{eventually, found_in_the_end, open, open_given, open_with, options};
 use tier_support::{Harness, keys};
 
 fn all(outcome: Outcome, count: usize) -> Vec<Outcome> {
@@ -150,7 +151,7 @@ fn a_reset_of_a_tier_that_has_not_joined_is_made_up_for() {
     bucket.rule(Rule::all(BucketFault::Status(500)));
     let mut later = options(&bucket.endpoint());
     later.required = false;
-    let mut harness = open(later, 4);
+    let mut harness = open_with(later, 4, None, CircuitLimits::default());
     assert_eq!(harness.tier.stats().unwrap()["health"], "unusable");
     assert_eq!(harness.found(&own), [false]);
     assert!(!harness.tier.reset().unwrap());

@@ -18,7 +18,9 @@ use kvstrata_core::object::ObjectOptions;
 use kvstrata_core::object::limits::ObjectLimits;
 use kvstrata_core::tier::CircuitLimits;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
-use object_support::{eventually, found_in_the_end, open, open_with, options, row_names};
+use object_support::{
+    eventually, found_in_the_end, open, open_hasty, open_with, options, row_names,
+};
 use tier_support::{Harness, key, keys};
 
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -45,20 +47,8 @@ fn hasty(bucket: &Bucket) -> ObjectOptions {
     }
 }
 
-/// A circuit that never opens: each fault is met again and again.
-fn patient() -> CircuitLimits {
-    CircuitLimits {
-        failures_max: u32::MAX,
-        ..CircuitLimits::default()
-    }
-}
-
 fn opened(bucket: &Bucket, slots: usize) -> Harness {
-    open_with(retrying(bucket), slots, None, patient())
-}
-
-fn opened_hasty(bucket: &Bucket, slots: usize) -> Harness {
-    open_with(hasty(bucket), slots, None, patient())
+    open_hasty(retrying(bucket), slots)
 }
 
 /// Loads rows that have to be there: again where a busy machine missed the deadline.
@@ -128,7 +118,7 @@ fn a_load_ends_in_time_with_the_right_bytes_or_none_whatever_the_server_does() {
     with_each_fault(|fault, expected| {
         let bucket = Bucket::start().unwrap();
         let own = keys(0..4);
-        let mut harness = opened_hasty(&bucket, 8);
+        let mut harness = open_hasty(hasty(&bucket), 8);
         harness.store_all(&own);
         bucket.rule(Rule::rows(&[Method::Get], fault));
         // `load` compares the bytes of every slot with outcome ok.
@@ -158,7 +148,7 @@ fn a_store_ends_in_time_and_never_leaves_wrong_bytes_whatever_the_server_does() 
     with_each_fault(|fault, _| {
         let bucket = Bucket::start().unwrap();
         let own = keys(0..4);
-        let mut harness = opened_hasty(&bucket, 8);
+        let mut harness = open_hasty(hasty(&bucket), 8);
         bucket.rule(Rule::rows(&[Method::Put], fault));
         let (outcomes, took) = timed(|| harness.store(&own));
         assert!(took <= LATEST, "{fault:?} took {took:?}");
@@ -186,7 +176,7 @@ fn large_rows_in_either_direction_keep_to_their_deadline_against_peers_that_do_n
         for bytes in large.row_bytes.values_mut() {
             *bytes = 32 << 20;
         }
-        let mut harness = open_with(large, 2, None, patient());
+        let mut harness = open_hasty(large, 2);
         bucket.rule(Rule::rows(&[Method::Put], fault));
         // Which bytes they are does not matter, and 32 MiB of others take long to make.
         harness.wipe();
@@ -379,7 +369,7 @@ fn calls_of_the_engine_return_at_once_while_no_request_is_answered() {
         lookup_wait: Duration::from_millis(100),
         ..slow.limits
     };
-    let mut harness = open_with(slow, 600, None, patient());
+    let mut harness = open_hasty(slow, 600);
     bucket.rule(Rule::all(BucketFault::NeverAnswer));
     let own = keys(0..300);
     let (jobs, took) = timed(|| {

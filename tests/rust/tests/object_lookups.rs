@@ -65,6 +65,22 @@ fn a_namespace_that_was_listed_answers_for_all_its_keys_without_another_request(
 }
 
 #[test]
+fn a_bucket_that_is_in_use_only_later_is_listed_then() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 3);
+    bucket.rule(Rule::all(BucketFault::Status(500)));
+    let later = ObjectOptions {
+        required: false,
+        ..options(&bucket.endpoint())
+    };
+    let harness = open_with(later, 4, None, CircuitLimits::default());
+    assert_eq!(harness.tier.stats().unwrap()["health"], "unusable");
+    bucket.heal();
+    eventually("listed", || harness.stat("complete_listings") == 1);
+    assert_eq!(harness.found(&keys(0..3)), [true; 3]);
+}
+
+#[test]
 fn a_namespace_of_many_pages_is_listed_in_parts_and_no_name_is_missed() {
     let bucket = Bucket::start().unwrap();
     stored(&bucket, 1);

@@ -20,9 +20,8 @@ use kvstrata_core::job::{JobResult, Outcome};
 use kvstrata_core::key::Key;
 use kvstrata_core::object::ObjectOptions;
 use kvstrata_core::object::limits::ObjectLimits;
-use kvstrata_core::tier::CircuitLimits;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
-use object_support::{eventually, open_with, options, row_names};
+use object_support::{eventually, open_hasty, options, row_names};
 use tier_support::{Harness, keys};
 
 const METHODS: [Method; 4] = [Method::Get, Method::Put, Method::List, Method::Head];
@@ -97,17 +96,7 @@ fn hasty(bucket: &Bucket, deadline: Duration) -> ObjectOptions {
 }
 
 fn open(bucket: &Bucket, deadline: Duration) -> Harness {
-    // A circuit that never opens: each fault is met again and again.
-    let patient = CircuitLimits {
-        failures_max: u32::MAX,
-        ..CircuitLimits::default()
-    };
-    let mut hasty = hasty(bucket, deadline);
-    // Opening takes several requests, for which a busy machine may need longer.
-    hasty.required = false;
-    let harness = open_with(hasty, 24, None, patient);
-    eventually("open", || harness.tier.stats().unwrap()["health"] == "ok");
-    harness
+    open_hasty(hasty(bucket, deadline), 24)
 }
 
 /// Looks keys up until there is an answer; it has to come soon after the bound.

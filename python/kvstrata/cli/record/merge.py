@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DIGITS = 2 * recording.DIGEST_BYTES
+# Of a request: ten million tokens in blocks of one.
+_BLOCKS_MAX = 10_000_000
 
 
 class UnreadableError(Exception):
@@ -55,7 +58,10 @@ class Recordings:
                     self._header(value)
                 else:
                     self.requests.append(_request(value, digests))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                *(ValueError, KeyError, TypeError, AttributeError),
+                *(RecursionError, OverflowError),
+            ) as error:
                 msg = f"{path}: line {number} is not of a recording: {error}"
                 raise UnreadableError(msg) from error
 
@@ -99,18 +105,24 @@ class Recordings:
 
 
 def _request(value: Any, digests: list[str]) -> Recorded:
-    fresh, runs = value["d"], value["r"]
+    fresh, runs, seconds = value["d"], value["r"], float(value["t"])
+    if not isinstance(fresh, str) or not math.isfinite(seconds):
+        msg = "digests that are no text, or a time that is no number"
+        raise ValueError(msg)
     if len(fresh) % _DIGITS or len(runs) % 2:
         msg = "half a digest, or half a range"
         raise ValueError(msg)
     digests += [fresh[at : at + _DIGITS] for at in range(0, len(fresh), _DIGITS)]
-    path = []
+    path: list[str] = []
     for first, count in zip(runs[::2], runs[1::2], strict=True):
         if first < 0 or count < 1 or first + count > len(digests):
             msg = f"blocks {first} to {first + count}, of {len(digests)}"
             raise ValueError(msg)
+        if len(path) + count > _BLOCKS_MAX:
+            msg = f"more than {_BLOCKS_MAX} blocks in one request"
+            raise ValueError(msg)
         path += digests[first : first + count]
-    return Recorded(float(value["t"]), int(value["o"]), int(value["h"]), path)
+    return Recorded(seconds, int(value["o"]), int(value["h"]), path)
 
 
 def files_of(places: Iterable[Path]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 pub mod change_page;
 pub mod checksum;
+pub mod combined;
 mod field;
 pub mod geometry;
 pub mod row_table;

@@ -20,6 +20,9 @@ use crate::sys::sync::Arc;
 /// Longest file of certificates that is read.
 const BUNDLE_BYTES_MAX: u64 = 4 << 20;
 
+/// The region of servers that know none.
+const REGION: &str = "us-east-1";
+
 /// Variables that say where AWS credentials are. All others, endpoints among them, are options.
 const AWS_VARIABLES: [&str; 13] = [
     "AWS_ACCESS_KEY_ID",
@@ -127,23 +130,36 @@ fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<S
         check_url(&url)?;
         builder = builder.with_endpoint(url);
     }
-    let unsigned = options.is_private_path();
-    let store = builder
+    let connector = connector(options)?;
+    builder = builder
         .with_bucket_name(&options.location.bucket)
         .with_virtual_hosted_style_request(style == Style::Virtual)
         .with_allow_http(options.allow_http)
         .with_client_options(Connector::options(options.allow_http))
-        .with_http_connector(connector(options)?)
+        .with_http_connector(connector.clone())
         .with_retry(no_retries())
         .with_conditional_put(S3ConditionalPut::ETagMatch)
-        // SHA-256 of the body, which is what signing means, costs more than all the rest.
-        .with_unsigned_payload(unsigned)
-        .with_checksum_algorithm(Checksum::CRC64NVME)
         .with_disable_tagging(true)
         // One request for each object: servers that do not know the other are common.
-        .with_disable_bulk_delete(true)
-        .build()
-        .map_err(|error| wrong(options, &error))?;
+        .with_disable_bulk_delete(true);
+    let build = |builder: AmazonS3Builder| builder.build().map_err(|error| wrong(options, &error));
+    if !options.is_private_path() {
+        // Bodies are hashed and signed, which costs more than all the rest.
+        let checked = builder.with_checksum_algorithm(Checksum::CRC64NVME);
+        return Ok(Arc::new(build(checked)?));
+    }
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    let credentials = Arc::clone(build(builder.clone())?.credentials());
+    let signing = connector.signing(
+        Arc::clone(&credentials),
+        region.unwrap_or_else(|| REGION.to_owned()),
+    );
+    let store = build(
+        builder
+            .with_credentials(credentials)
+            .with_http_connector(signing)
+            .with_skip_signature(true),
+    )?;
     Ok(Arc::new(store))
 }
 

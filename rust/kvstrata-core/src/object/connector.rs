@@ -3,10 +3,12 @@
 use core::time::Duration;
 
 use object_store::ClientOptions;
+use object_store::aws::AwsCredentialProvider;
 use object_store::client::{ClientConfigKey, HttpClient, HttpConnector};
 use reqwest::redirect::Policy;
 
 use crate::object::resolver::Resolver;
+use crate::object::signing::SigningClient;
 use crate::sys::sync::Arc;
 
 /// Time to connect to the bucket's server.
@@ -22,10 +24,12 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const STALL_MIN: Duration = Duration::from_millis(100);
 
 /// Makes HTTP clients.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Connector {
     certificates: Vec<reqwest::Certificate>,
     stall: Duration,
+    /// Whose credentials sign requests, for which region; `None`: the client signs them itself.
+    signer: Option<(AwsCredentialProvider, String)>,
 }
 
 impl Connector {
@@ -38,6 +42,15 @@ impl Connector {
         Self {
             certificates,
             stall: deadline.checked_div(10).unwrap_or(deadline).max(STALL_MIN),
+            signer: None,
+        }
+    }
+
+    /// The same, whose clients sign requests.
+    pub(super) fn signing(self, credentials: AwsCredentialProvider, region: String) -> Self {
+        Self {
+            signer: Some((credentials, region)),
+            ..self
         }
     }
 
@@ -81,6 +94,13 @@ impl HttpConnector for Connector {
                 store: "HTTP client",
                 source: Box::new(error),
             })?;
-        Ok(HttpClient::new(client))
+        Ok(match &self.signer {
+            None => HttpClient::new(client),
+            Some((credentials, region)) => HttpClient::new(SigningClient {
+                client,
+                credentials: Arc::clone(credentials),
+                region: region.clone(),
+            }),
+        })
     }
 }

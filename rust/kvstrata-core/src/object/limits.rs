@@ -7,8 +7,8 @@ use crate::eviction::admission::AdmissionOptions;
 /// Bounds of one tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ObjectLimits {
-    /// Requests for rows at a time. 16 keep two cores busy at 256 KiB a row; a distant server with
-    /// a round trip of 20 ms takes 64.
+    /// Requests for rows at a time. 4 keep two cores busy on the way to a server beside them; one
+    /// with a round trip of 20 ms takes 64.
     pub requests_max: usize,
     /// Payload bytes of these requests together: what a slow network may hold in its sockets.
     pub bytes_in_flight_max: u64,

@@ -15,6 +15,7 @@ pub mod names;
 pub mod options;
 pub mod probe;
 mod resolver;
+pub(crate) mod signing;
 mod slot;
 pub mod transfer;
 mod verdict_table;

@@ -1,8 +1,9 @@
 //! What is found out about a bucket before it is used: one object is put, read and deleted.
 
 use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
+use crate::object::signing::put_of;
 use crate::object::{Failure, FailureKind, Store};
 
 /// Start of the names of probes, below the prefix.
@@ -29,11 +30,11 @@ fn tell<T>(step: &str, result: object_store::Result<T>) -> Result<T, Failure> {
 /// The first step that failed.
 pub async fn probe(store: &Store, path: &Path) -> Result<BucketFacts, Failure> {
     let body = PutPayload::from_static(BODY);
-    tell("put", store.put(path, body.clone()).await)?;
-    let create = PutOptions {
-        mode: PutMode::Create,
-        ..PutOptions::default()
-    };
+    let (overwrite, create) = (
+        put_of(PutMode::Overwrite, BODY),
+        put_of(PutMode::Create, BODY),
+    );
+    tell("put", store.put_opts(path, body.clone(), overwrite).await)?;
     let again = store.put_opts(path, body, create).await;
     let conditional_put = match again.as_ref().map_err(Failure::of) {
         Err(failure) if failure.kind == FailureKind::Exists => true,

@@ -8,16 +8,18 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::path::Path;
 use object_store::{
-    GetOptions, GetRange, GetResult, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion,
+    GetOptions, GetRange, GetResult, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
 };
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 use crate::buffer::Arena;
+use crate::format::combined::{PayloadChecksum, Shift};
 use crate::format::{NamespaceDigest, RowChecksum, RowHasher};
 use crate::key::Key;
 use crate::object::header::{HEADER_BYTES, RowHeader};
 use crate::object::names::Epoch;
+use crate::object::signing::put_with;
 use crate::object::slot::lend;
 use crate::object::{Failure, FailureKind, Store};
 use crate::sys::sync::Arc;
@@ -37,6 +39,8 @@ pub struct Row {
     pub offset: usize,
     /// Payload bytes.
     pub row_bytes: usize,
+    /// Their number, for checksums.
+    pub shift: Shift,
 }
 
 /// How a read of an object ended without the row.
@@ -179,29 +183,27 @@ pub async fn put(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Failure> {
     let (body, released) = lend(arena, row.offset, row.row_bytes);
-    let mut hasher = RowHasher::new(&row.namespace, &row.key, wide(row.row_bytes));
-    hasher.update(&body);
+    let checksum = PayloadChecksum::of(&body, row.shift);
     let header = RowHeader {
         namespace: row.namespace,
         key: row.key,
         payload_bytes: wide(row.row_bytes),
-        checksum: hasher.finish(),
+        checksum: checksum.of_row(&row.namespace, &row.key),
         epoch: row.epoch,
     };
-    let payload: PutPayload = [Bytes::copy_from_slice(&header.encode()), body]
+    let header = header.encode();
+    let mode = match mode {
+        Mode::Create => PutMode::Create,
+        Mode::Overwrite => PutMode::Overwrite,
+        Mode::Replace(tag) => PutMode::Update(UpdateVersion {
+            e_tag: Some(tag.clone()),
+            version: None,
+        }),
+    };
+    let options = put_with(mode, checksum.after(&header));
+    let payload: PutPayload = [Bytes::copy_from_slice(&header), body]
         .into_iter()
         .collect();
-    let options = PutOptions {
-        mode: match mode {
-            Mode::Create => PutMode::Create,
-            Mode::Overwrite => PutMode::Overwrite,
-            Mode::Replace(tag) => PutMode::Update(UpdateVersion {
-                e_tag: Some(tag.clone()),
-                version: None,
-            }),
-        },
-        ..PutOptions::default()
-    };
     let ended = {
         // The request, and with it our copies of the bytes, are gone at the end of this block.
         let request = timeout_at(deadline.into(), store.put_opts(&row.path, payload, options));

@@ -8,7 +8,7 @@ mod http;
 mod objects;
 mod serve;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,7 +38,34 @@ pub(crate) struct Shared {
     pub(crate) connections: AtomicUsize,
     pub(crate) stop: AtomicBool,
     pub(crate) unconditional: AtomicBool,
+    pub(crate) trusting: AtomicBool,
+    pub(crate) checked: AtomicUsize,
+    pub(crate) newest: Mutex<Option<Newest>>,
     pub(crate) only_style: Mutex<Option<Style>>,
+}
+
+/// Which objects are kept where only the newest are: their names and sizes, the oldest first.
+#[derive(Debug)]
+pub(crate) struct Newest {
+    bytes_max: usize,
+    bytes: usize,
+    names: VecDeque<(String, usize)>,
+}
+
+impl Newest {
+    /// Notes an object; the names of those that are to go.
+    pub(crate) fn note(&mut self, name: &str, bytes: usize) -> Vec<String> {
+        self.bytes += bytes;
+        self.names.push_back((name.to_owned(), bytes));
+        let mut gone = Vec::new();
+        while self.bytes > self.bytes_max
+            && let Some((name, bytes)) = self.names.pop_front()
+        {
+            self.bytes -= bytes;
+            gone.push(name);
+        }
+        gone
+    }
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -86,6 +113,26 @@ impl Bucket {
     /// Has the server overwrite whatever is there, as older ones do: it ignores conditions.
     pub fn ignore_conditions(&self) {
         self.shared.unconditional.store(true, Ordering::Release);
+    }
+
+    /// Has the server believe that bodies are what was sent, which costs less.
+    pub fn trust(&self) {
+        self.shared.trusting.store(true, Ordering::Release);
+    }
+
+    /// Has the server forget the oldest objects beyond so many bytes, but for small ones: what it
+    /// keeps then costs no new memory.
+    pub fn keep_newest(&self, bytes_max: usize) {
+        *locked(&self.shared.newest) = Some(Newest {
+            bytes_max,
+            bytes: 0,
+            names: VecDeque::new(),
+        });
+    }
+
+    /// Number of bodies so far that came with a checksum, and the right one. A wrong one is refused.
+    pub fn checked(&self) -> usize {
+        self.shared.checked.load(Ordering::Relaxed)
     }
 
     /// Has the server look for its bucket there only.

@@ -7,11 +7,17 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use crc_fast::{CrcAlgorithm, Digest};
+
 use super::fault::choose;
 use super::http::{Head, read_head};
 use super::objects::{Answer, answer, list};
 use super::{BucketFault, Method, Shared, Style, locked};
 
+/// Objects up to this size, which are no rows, are always kept.
+const SMALL_BYTES: usize = 16 << 10;
 /// Name of the bucket.
 const NAME: &str = "bucket";
 
@@ -78,6 +84,23 @@ fn path_in_bucket<'head>(head: &'head Head, only: Option<&Style>) -> Option<&'he
     (only != Some(&Style::Virtual)).then_some(path)
 }
 
+/// Whether a body has the checksum that came with it, where one came.
+fn is_whole(head: &Head, body: &[u8], shared: &Shared) -> bool {
+    let Some(sent) = head.header("x-amz-checksum-crc64nvme") else {
+        return true;
+    };
+    if shared.trusting.load(Ordering::Acquire) {
+        return true;
+    }
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    digest.update(body);
+    let right = sent == BASE64_STANDARD.encode(digest.finalize().to_be_bytes());
+    shared
+        .checked
+        .fetch_add(usize::from(right), Ordering::Relaxed);
+    right
+}
+
 /// Serves one request; false when the connection is not to be used again.
 fn one(
     reader: &mut BufReader<TcpStream>,
@@ -126,6 +149,7 @@ fn one(
     }
     reader.read_exact(&mut body)?;
     let answer = match fault {
+        _ if !is_whole(head, &body, shared) => Answer::status(400, "BadDigest"),
         Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
         Some(BucketFault::Refuse(status, code)) => Answer::status(status, code),
         _ if method == Method::List => list(&locked(&shared.objects), head),
@@ -135,7 +159,17 @@ fn one(
             if shared.unconditional.load(Ordering::Acquire) {
                 head.headers.retain(|name, _| !name.starts_with("if-"));
             }
-            answer(&mut locked(&shared.objects), &head, &name, body, version)
+            let bytes = body.len();
+            let mut objects = locked(&shared.objects);
+            if method == Method::Put
+                && bytes > SMALL_BYTES
+                && let Some(newest) = &mut *locked(&shared.newest)
+            {
+                for gone in newest.note(&name, bytes) {
+                    objects.remove(&gone);
+                }
+            }
+            answer(&mut objects, &head, &name, body, version)
         }
     };
     send(stream, shared, answer, method, fault)

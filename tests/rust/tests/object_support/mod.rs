@@ -85,12 +85,44 @@ pub fn given_options() -> ObjectOptions {
 }
 
 pub fn open(options: ObjectOptions, slots: usize) -> Harness {
-    open_with(options, slots, None, CircuitLimits::default())
+    listed(open_with(options, slots, None, CircuitLimits::default()))
 }
 
 pub fn open_given(store: &Store, slots: usize) -> Harness {
     let given = Some(Store::clone(store));
-    open_with(given_options(), slots, given, CircuitLimits::default())
+    listed(open_with(
+        given_options(),
+        slots,
+        given,
+        CircuitLimits::default(),
+    ))
+}
+
+/// Opens a tier with a short deadline, which a busy machine may miss on the way, and a circuit that
+/// never opens.
+pub fn open_hasty(options: ObjectOptions, slots: usize) -> Harness {
+    let patient = CircuitLimits {
+        failures_max: u32::MAX,
+        ..CircuitLimits::default()
+    };
+    let options = ObjectOptions {
+        required: false,
+        ..options
+    };
+    let harness = open_with(options, slots, None, patient);
+    eventually("open", || harness.tier.stats().unwrap()["health"] == "ok");
+    listed(harness)
+}
+
+/// The tier after its first listing, which else would begin whenever a busy machine gets round to
+/// it, and tell of what the test has done by then.
+pub fn listed(harness: Harness) -> Harness {
+    eventually("listed, or in vain", || {
+        let stats = harness.tier.stats().unwrap();
+        let done = stats["complete_listings"].as_u64() > Some(0);
+        done || stats["last_error"]["operation"] == "list"
+    });
+    harness
 }
 
 pub fn open_with(
@@ -105,7 +137,16 @@ pub fn open_with(
         circuit,
         ..Seams::default()
     };
-    let tier = Tier::open_object_shared(options, Arc::clone(&arena), seams, given).unwrap();
+    // The options' deadline may be a short one, and bounds the opening, too: a busy machine is let try
+    // again.
+    let until = Instant::now() + PATIENCE;
+    let tier = loop {
+        let arena = Arc::clone(&arena);
+        match Tier::open_object_shared(options.clone(), arena, seams.clone(), given.clone()) {
+            Ok(tier) => break tier,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    };
     Harness::around(tier, arena, row_bytes)
 }
 

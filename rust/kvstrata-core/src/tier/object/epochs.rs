@@ -1,10 +1,11 @@
 //! Epochs in a bucket: each is an object that is made before anything counts on it.
 
 use futures_util::StreamExt;
-use object_store::{PutMode, PutOptions, PutPayload};
+use object_store::{PutMode, PutPayload};
 
 use crate::format::row_table::EPOCH_LAST;
 use crate::object::names::{Epoch, Names};
+use crate::object::signing::put_of;
 use crate::object::{Failure, FailureKind, Store};
 use crate::tier::object::open::random;
 
@@ -96,11 +97,9 @@ async fn record(
     } else {
         PutMode::Overwrite
     };
-    let options = PutOptions {
-        mode,
-        ..PutOptions::default()
-    };
     let body = PutPayload::from_static(BODY);
-    let put = store.put_opts(&names.epoch(epoch), body, options).await;
+    let put = store
+        .put_opts(&names.epoch(epoch), body, put_of(mode, BODY))
+        .await;
     put.map(drop).map_err(|error| Failure::of(&error))
 }

@@ -3,13 +3,14 @@
 use core::time::Duration;
 use std::path::Path as FilePath;
 
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
 use crate::error::{Error, Result};
 use crate::namespace::directory::{FILE_BYTES_MAX, compare, file_text, parse};
 use crate::notice::Level;
 use crate::object::connect::{Style, connect};
 use crate::object::probe::{BucketFacts, probe};
+use crate::object::signing::put_of;
 use crate::object::{Addressing, Failure, FailureKind, Scheme, Store};
 use crate::sys::sync::{Arc, lock};
 use crate::tier::last_error::LastError;
@@ -109,15 +110,14 @@ impl ObjectTier {
         let failed = |failure: Failure| self.options.unusable("read the manifest of", &failure);
         let mut read = store.get(&path).await;
         if matches!(read, Err(object_store::Error::NotFound { .. })) {
-            let options = PutOptions {
-                mode: if facts.conditional_put {
-                    PutMode::Create
-                } else {
-                    PutMode::Overwrite
-                },
-                ..PutOptions::default()
+            let mode = if facts.conditional_put {
+                PutMode::Create
+            } else {
+                PutMode::Overwrite
             };
-            let body = PutPayload::from(file_text(&self.manifest));
+            let text = file_text(&self.manifest);
+            let options = put_of(mode, text.as_bytes());
+            let body = PutPayload::from(text);
             match store.put_opts(&path, body, options).await {
                 // A peer was quicker: what counts is what is read next.
                 Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}

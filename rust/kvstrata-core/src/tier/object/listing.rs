@@ -45,8 +45,10 @@ impl ObjectTier {
             let place = {
                 let mut state = lock(&self.state);
                 let wanted = state.looked_up && !self.health.refuses(Direction::Read);
-                state.looked_up &= !wanted;
-                state.serving().filter(|_| wanted).map(Arc::clone)
+                let place = state.serving().filter(|_| wanted).map(Arc::clone);
+                // Until the bucket is in use it stays wanted.
+                state.looked_up &= place.is_none();
+                place
             };
             let pause = if let Some(place) = place {
                 if self.list_place(&place, begun).await {

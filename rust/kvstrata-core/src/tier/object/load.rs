@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use crate::error::Result;
+use crate::format::combined::Shift;
 use crate::io::Direction;
 use crate::job::{JobId, JobKind, Outcome};
 use crate::key::Key;
@@ -120,6 +121,10 @@ impl ObjectTier {
             key: work.item.key,
             offset: work.item.offset,
             row_bytes: work.item.row_bytes,
+            shift: match self.shifts.get(&work.item.row_bytes) {
+                Some(shift) => *shift,
+                None => Shift::over(count(work.item.row_bytes)),
+            },
         }
     }
 

@@ -31,6 +31,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Notify, watch};
 
 use crate::format::NamespaceDigest;
+use crate::format::combined::Shift;
 use crate::index::Fingerprinter;
 use crate::key::GroupId;
 use crate::namespace::Manifest;
@@ -65,6 +66,8 @@ pub(crate) struct ObjectTier {
     manifest: Manifest,
     digest: NamespaceDigest,
     row_bytes: BTreeMap<GroupId, usize>,
+    /// For checksums of rows of these many bytes.
+    shifts: BTreeMap<usize, Shift>,
     names: Names,
     fingerprinter: Fingerprinter,
     verdicts: Verdicts,

@@ -8,13 +8,14 @@ use tokio::sync::{Notify, watch};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::admission::Admission;
+use crate::format::combined::Shift;
 use crate::index::Fingerprinter;
 use crate::namespace::layout;
 use crate::object::names::Names;
 use crate::object::{Failure, FailureKind, ObjectOptions, Store, Verdicts};
 use crate::sys::fs::fill_random;
 use crate::sys::sync::{Arc, Condvar, Mutex, processors};
-use crate::tier::disk::Surroundings;
+use crate::tier::disk::{Surroundings, count};
 use crate::tier::health::Health;
 use crate::tier::object::ObjectTier;
 use crate::tier::object::counters::ObjectCounters;
@@ -46,6 +47,9 @@ impl ObjectTier {
             .iter()
             .filter_map(|(group, bytes)| Some((*group, usize::try_from(*bytes).ok()?)))
             .collect();
+        let shifts = row_bytes
+            .values()
+            .map(|bytes| (*bytes, Shift::over(count(*bytes))));
         let limits = options.limits;
         let began = around.clock.now();
         let tier = Arc::new(Self {
@@ -67,6 +71,7 @@ impl ObjectTier {
             deleted: Notify::new(),
             stop: watch::Sender::new(false),
             resetting: Mutex::default(),
+            shifts: shifts.collect(),
             row_bytes,
             manifest,
             given,
