@@ -45,7 +45,7 @@ def run(work: Path, shape: str, phase: str) -> dict[str, Any]:
     )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
     found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
-    assert len(found["left"]) == 6
+    assert len(found["left"]) == 5
     assert not any(found["left"].values()), found["left"]
     assert not any(found["faults"])
     assert not found["shared memory"]
