@@ -191,7 +191,7 @@ class Engine:
     def left(self) -> dict[str, Any]:
         stats = self.manager.cpu.stats()
         slots = ("rows_in_use", "orphaned_rows", "writing_rows")
-        # vLLM tells of the end of the last request with the next step, which an idle engine never takes.
+        # vLLM tells of the last request's end with the next step, which an idle engine never takes.
         return {name: stats[name] for name in (*slots, "awaited_requests", "awaited_bytes")}
 
     def close(self) -> None:
