@@ -16,81 +16,18 @@ use kvstrata_core::error::ErrorKind;
 use kvstrata_core::job::Outcome;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::object::gc::{GcOptions, run};
-use kvstrata_core::object::names::{Epoch, Names};
 use kvstrata_core::object::{HEADER_BYTES, ObjectOptions, Store, memory_store};
 use kvstrata_core::sys::clock::SystemClock;
-use kvstrata_core::tier::CircuitLimits;
 use kvstrata_testkit::Bucket;
 use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutPayload};
+use object_support::place::Place;
 use object_support::s3s_server::S3sServer;
 use object_support::servers::Server;
-use object_support::{eventually, found_in_the_end, given_options, listed, open_with, options};
-use tier_support::{Harness, key, keys};
-use tokio::runtime::Runtime;
+use object_support::{eventually, found_in_the_end, given_options, options};
+use tier_support::{key, keys};
 
 fn all(outcome: Outcome, count: usize) -> Vec<Outcome> {
     vec![outcome; count]
-}
-
-/// A prefix of a bucket, for one promise: tiers are opened on it again and again, and a stranger
-/// sees to its objects.
-struct Place {
-    options: ObjectOptions,
-    /// The client of tiers, where it is not their own.
-    given: Option<Store>,
-    store: Store,
-    runtime: Runtime,
-}
-
-impl Place {
-    fn of(options: ObjectOptions, given: Option<Store>, store: Store) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        Self {
-            options,
-            given,
-            store,
-            runtime,
-        }
-    }
-
-    fn open(&self, slots: usize) -> Harness {
-        self.open_as(self.options.clone(), slots)
-    }
-
-    fn open_as(&self, options: ObjectOptions, slots: usize) -> Harness {
-        let given = self.given.as_ref().map(Store::clone);
-        listed(open_with(options, slots, given, CircuitLimits::default()))
-    }
-
-    /// The name of a row's object in an epoch.
-    fn name(&self, epoch: u32, key: &Key) -> Path {
-        let manifest = self.options.validate().unwrap();
-        let directory = kvstrata_core::namespace::layout::directory_name(&manifest);
-        let names = Names::new(self.options.location.below(&directory));
-        let epoch = Epoch {
-            number: epoch,
-            suffix: 0,
-        };
-        names.row(epoch, key)
-    }
-
-    fn read(&self, name: &Path) -> Option<Vec<u8>> {
-        let bytes = async { self.store.get(name).await.ok()?.bytes().await.ok() };
-        self.runtime.block_on(bytes).map(Vec::from)
-    }
-
-    fn write(&self, name: &Path, bytes: Vec<u8>) {
-        let put = self.store.put(name, PutPayload::from(bytes));
-        self.runtime.block_on(put).unwrap();
-    }
-
-    fn delete(&self, name: &Path) {
-        self.runtime.block_on(self.store.delete(name)).unwrap();
-    }
 }
 
 /// Something that is promised, and the words for it.

@@ -218,8 +218,16 @@ fn kind_of(error: &StoreError, chain: &str) -> FailureKind {
         StoreError::NotImplemented { .. } | StoreError::NotSupported { .. } => {
             FailureKind::Unsupported
         }
+        _ if is_of_metadata_service(chain) => FailureKind::NoCredentials,
         _ => kind_of_status(chain).unwrap_or_else(|| kind_of_transport(error, chain)),
     }
+}
+
+/// Whether a request to the service that hands out credentials failed; its status is not the
+/// bucket's.
+fn is_of_metadata_service(chain: &str) -> bool {
+    let marks = ["169.254.", "security-credentials", "/latest/api/token"];
+    marks.iter().any(|mark| chain.contains(mark))
 }
 
 /// What the status of a response means; the client tells it in its text alone.
@@ -244,12 +252,7 @@ fn kind_of_status(chain: &str) -> Option<FailureKind> {
 fn kind_of_transport(error: &StoreError, chain: &str) -> FailureKind {
     let lower = chain.to_ascii_lowercase();
     let has = |text: &str| lower.contains(text);
-    if has("credential")
-        || has("169.254.")
-        || has("metadata")
-        || has("security-credentials")
-        || has("/latest/api/token")
-    {
+    if has("credential") || has("metadata") {
         return FailureKind::NoCredentials;
     }
     if has("dns error") || has("failed to lookup") || has("name or service not known") {
@@ -289,6 +292,20 @@ mod tests {
             assert_eq!(kind_of_status(text), Some(kind), "{text}");
         }
         assert_eq!(kind_of_status("nothing"), None);
+    }
+
+    #[test]
+    fn what_the_metadata_service_answers_is_not_what_the_bucket_answers() {
+        let of = |text: &str| {
+            Failure::of(&StoreError::Generic {
+                store: "S3",
+                source: text.to_owned().into(),
+            })
+        };
+        let metadata = of("GET http://169.254.169.254/latest/meta-data status code: 404 x");
+        assert_eq!(metadata.kind, FailureKind::NoCredentials);
+        let bucket = of("GET http://host/bucket status code: 404 x");
+        assert_eq!(bucket.kind, FailureKind::Missing);
     }
 
     #[test]

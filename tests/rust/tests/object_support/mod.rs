@@ -12,6 +12,7 @@
     reason = "shared by several test programs, each of which uses a part"
 )]
 
+pub mod place;
 pub mod s3s_server;
 pub mod servers;
 
