@@ -195,3 +195,14 @@ def test_behind_a_gpu_cache_th_gains_more(
     (th,) = simulate(capsys, *command, "--policy", "th")
     (lru,) = simulate(capsys, *command, "--policy", "lru", "--head-untold")
     assert th["hits"] >= least * lru["hits"]
+
+
+def test_admission_costs_little_however_little_its_directory_holds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tier = ("--trace", TRACES / "mc_conv.jsonl.gz", "--capacity", "25%", "--policy", "lru")
+    (everything,) = simulate(capsys, *tier)
+    for directory in ("1365", "16384", "65536"):
+        admits = ("--theta", "0.05", "--directory", directory)
+        (admitted,) = simulate(capsys, *tier, *admits)
+        assert admitted["hit_ratio"] >= everything["hit_ratio"] - 0.005, directory

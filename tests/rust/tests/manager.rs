@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 
 use kvstrata_core::cpu::{CpuOptions, CpuTier, Handle, User};
+use kvstrata_core::eviction::request::Context;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::manager::Answer::{self, Hit, Miss, Pending, Retry};
 use kvstrata_core::manager::{
@@ -725,4 +726,77 @@ fn requests_that_hold_what_the_others_lack_do_not_wait_for_each_other() {
     }
     assert_eq!(done, [true; 6]);
     assert_eq!(stack.stat("timed_out_waits"), 0);
+}
+
+#[test]
+fn a_load_in_waves_leaves_the_rows_of_a_request_that_waits() {
+    let mut stack = stack_of(100, 1, 500);
+    let (own, other, wanted) = (keys(0..30, 0), keys(100..160, 0), keys(200..230, 0));
+    assert!(stack.store(&own) && stack.store(&other));
+    let waits = stack.request();
+    let named: Vec<(Key, u64)> = own.iter().map(|key| (*key, end_of(key))).collect();
+    stack
+        .manager
+        .observe(&mut stack.cpu, waits, &named, Context::default(), 0.0);
+    assert_eq!(stack.cpu.awaited(), (1, 30 * ROW));
+    let busy = stack.cpu.prepare_load(&other).unwrap();
+    assert_eq!(busy.len(), 60);
+    stack.below.rows[0].extend(&wanted);
+    let loads = stack.request();
+    stack.prefix(loads, &wanted);
+    assert_eq!(stack.step(), wanted[..10]);
+    assert_eq!(stack.cpu.awaited(), (1, 30 * ROW));
+    stack.arrive(&[]);
+    // No other room, and nothing on its way: now they have to go.
+    stack.prefix(loads, &wanted);
+    assert_eq!(stack.step(), wanted[10..]);
+    assert_eq!(stack.cpu.awaited().0, 0);
+    stack.cpu.complete_load(&other);
+}
+
+#[test]
+fn where_a_tier_is_below_no_row_is_left_out_of_the_arena() {
+    for (tiers, left_out) in [(0, true), (1, false)] {
+        let mut stack = stack_of(64, tiers, 500);
+        stack.cpu = CpuTier::new(CpuOptions {
+            arena_bytes: 64 * ROW,
+            row_bytes: vec![(GroupId(0), ROW), (GroupId(1), ROW)],
+            policy: "th".to_owned(),
+            ..CpuOptions::default()
+        })
+        .unwrap();
+        let mut minutes = 0.0;
+        let mut request = |stack: &mut Stack, chunks: &[Key], tokens: u32| {
+            minutes += 1.0;
+            let id = stack.request();
+            let named: Vec<(Key, u64)> = chunks.iter().map(|key| (*key, end_of(key))).collect();
+            let ends: Vec<Option<u64>> = named.iter().map(|(_, end)| Some(*end)).collect();
+            let context = Context {
+                prompt_tokens: Some(tokens),
+                ..Context::default()
+            };
+            let (manager, cpu) = (&mut stack.manager, &mut stack.cpu);
+            manager.observe(cpu, id, &named, context, 60.0 * minutes);
+            let stored = manager.prepare_store(cpu, Some(id), chunks, &ends).unwrap();
+            manager.complete_store(cpu, chunks, true);
+            manager.end(cpu, id, None);
+            stored.unwrap().positions.len()
+        };
+        // Sessions that come back every time, and long prompts that never do.
+        let mut missed = false;
+        for turn in 0..60_u64 {
+            for session in 0..6 {
+                request(
+                    &mut stack,
+                    &keys(session * 100..session * 100 + 8, 0),
+                    1_000,
+                );
+            }
+            let once = keys(10_000 + turn * 100..10_000 + turn * 100 + 32, 0);
+            missed |= request(&mut stack, &once, 40_000) < 32;
+        }
+        assert_eq!(missed, left_out, "{tiers} tiers");
+        let bypassed = stack.cpu.stats()["bypassed_stores"].as_u64().unwrap();
+        assert_eq!(bypassed > 0, left_out);
+    }
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kvstrata_core::cpu::{Asker, CpuOptions, CpuTier, Presence, User};
+use kvstrata_core::eviction::admission::AdmissionOptions;
 use kvstrata_core::eviction::request::Context;
 use kvstrata_core::key::{GroupId, Key};
 use serde_json::Value;
@@ -365,4 +366,181 @@ fn nothing_is_left_of_requests_that_a_reset_came_upon() {
     assert_eq!(requests.number("observed_requests"), 0);
     assert_eq!(requests.number("rows_in_use"), 0);
     assert_eq!(requests.victims(4), keys([2, 1, 0]));
+}
+
+/// A tier of two groups with rows of these sizes, in an arena of one slab or more.
+fn two_groups(arena_bytes: u64, sizes: [u64; 2]) -> CpuTier {
+    let options = CpuOptions {
+        arena_bytes,
+        row_bytes: vec![(GroupId(0), sizes[0]), (GroupId(1), sizes[1])],
+        ..CpuOptions::default()
+    };
+    CpuTier::new(options).unwrap()
+}
+
+#[test]
+fn a_store_that_does_not_fit_either_way_leaves_what_waits_alone() {
+    let mut requests = Requests::lru(100);
+    requests.store(1, 0, &keys(0..100)).unwrap();
+    requests.tier.finish(1, None);
+    for (request, rows) in [(5, 0..20), (6, 10..30)] {
+        requests.observe(request, &keys(rows));
+        requests.tier.waits(request);
+    }
+    let before = requests.tier.awaited();
+    assert_eq!(before, (2, 30 * ROW));
+    assert_eq!(requests.store(9, 0, &keys(1_000..1_101)), None);
+    assert_eq!(requests.tier.awaited(), before);
+    assert_eq!(requests.number("unprotected_requests"), 0);
+    // With a row in use, neither do a hundred.
+    let held = requests.tier.hold_ready(&keys([50]));
+    assert_eq!(requests.store(9, 0, &keys(1_000..1_100)), None);
+    assert_eq!(requests.tier.awaited(), before);
+    requests.tier.let_go(&[held[0].unwrap().handle], true);
+    // Rows that stay are still pinned, and the order is what it was.
+    let gone = requests.store(9, 0, &keys(1_000..1_070)).unwrap();
+    assert_eq!(gone, keys((30..100).rev()));
+    assert_eq!(requests.tier.awaited(), before);
+    // What fits takes as much as it needs, and no more.
+    assert!(requests.store(10, 0, &keys(2_000..2_080)).is_some());
+    assert_eq!(requests.tier.awaited(), (1, 20 * ROW));
+    assert_eq!(requests.number("unprotected_requests"), 1);
+}
+
+#[test]
+fn loads_from_below_take_nothing_from_requests_that_wait() {
+    let mut requests = Requests::lru(8);
+    requests.store(1, 0, &keys(0..8)).unwrap();
+    requests.tier.finish(1, None);
+    requests.observe(5, &keys(0..4));
+    requests.tier.waits(5);
+    let tier = &mut requests.tier;
+    assert!(
+        tier.prepare_store(&keys(20..25), User::Tier)
+            .unwrap()
+            .is_none()
+    );
+    assert_eq!(tier.awaited(), (1, 4 * ROW));
+    assert!(
+        tier.prepare_store(&keys(20..24), User::Tier)
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(tier.awaited(), (1, 4 * ROW));
+    assert_eq!(tier.lookup(&keys(0..4)), [Presence::Ready; 4]);
+}
+
+#[test]
+fn of_groups_with_rows_of_two_sizes_the_head_of_the_prompt_stays_whole() {
+    let mut tier = two_groups(96 * ROW, [ROW, 2 * ROW]);
+    let chunks: Vec<(Key, u64)> = (0..20)
+        .flat_map(|chunk| [0, 1].map(|group| (key(chunk, group), (chunk + 1) * TOKENS)))
+        .collect();
+    let named: Vec<Key> = chunks.iter().map(|(key, _)| *key).collect();
+    assert!(tier.prepare_store(&named, User::Worker).unwrap().is_some());
+    assert_eq!(tier.complete_store(&named, true).len(), 40);
+    tier.observe(5, &chunks, Context::default());
+    tier.waits(5);
+    // Half of the arena is sixteen chunks of three rows' bytes each; nothing of the next one stays.
+    assert_eq!(tier.awaited(), (1, 48 * ROW));
+    let heads: Vec<Key> = chunks.iter().take(32).map(|(key, _)| *key).collect();
+    // Rows that are being written fill all the rest.
+    for number in 0..200 {
+        for group in [0, 1] {
+            let other = [key(1_000 + number, group)];
+            tier.prepare_store(&other, User::Tier).unwrap();
+        }
+    }
+    assert_eq!(tier.lookup(&heads), [Presence::Ready; 32]);
+    assert_eq!(tier.lookup(&named[32..]), [Presence::Absent; 8]);
+}
+
+#[test]
+fn a_request_longer_than_the_arena_keeps_the_order_of_what_stays() {
+    let mut requests = Requests::lru(300);
+    requests.observe(7, &[]);
+    for store in 0..20_u64 {
+        let first = store * 100;
+        requests.store(7, first, &keys(first..first + 100)).unwrap();
+    }
+    let there = requests.tier.lookup(&keys(0..200));
+    assert_eq!(there, vec![Presence::Ready; 200], "the head stays");
+    let last: Vec<u64> = (1_900..2_000).rev().collect();
+    assert_eq!(requests.victims(150)[..100], keys(last)[..]);
+}
+
+#[test]
+fn groups_that_come_after_each_other_stand_in_the_order_of_the_prompt() {
+    let mut tier = two_groups(12 * ROW, [ROW, ROW]);
+    let ends: Vec<Option<u64>> = (1..=4).map(|chunk| Some(chunk * TOKENS)).collect();
+    let asker = Asker {
+        request: 7,
+        ends: &ends,
+    };
+    for group in [1, 0] {
+        let own: Vec<Key> = (0..4).map(|chunk| key(chunk, group)).collect();
+        tier.prepare_store_for(asker, &own, User::Worker)
+            .unwrap()
+            .unwrap();
+        tier.complete_store(&own, true);
+    }
+    tier.finish(7, None);
+    let mut gone = Vec::new();
+    for number in 0..12 {
+        let other = [key(1_000 + number, 0)];
+        gone.extend(
+            tier.prepare_store(&other, User::Worker)
+                .unwrap()
+                .unwrap()
+                .evicted,
+        );
+        tier.complete_store(&other, true);
+    }
+    let chunks: Vec<u64> = gone
+        .iter()
+        .map(|key| {
+            (0..4)
+                .find(|chunk| {
+                    [0, 1]
+                        .iter()
+                        .any(|group| *key == crate::key(*chunk, *group))
+                })
+                .unwrap()
+        })
+        .collect();
+    assert_eq!(chunks, [3, 3, 2, 2, 1, 1, 0, 0]);
+}
+
+#[test]
+fn a_group_that_is_offered_later_counts_up_to_the_tokens_that_another_was_offered_for() {
+    let mut tier = CpuTier::new(CpuOptions {
+        arena_bytes: 64 * ROW,
+        row_bytes: vec![(GroupId(0), ROW), (GroupId(1), ROW)],
+        admission: AdmissionOptions {
+            store_threshold: 2,
+            ..AdmissionOptions::default()
+        },
+        ..CpuOptions::default()
+    })
+    .unwrap();
+    let mut stored = Vec::new();
+    for request in [7, 8] {
+        for group in [0, 1] {
+            let ends = [Some(TOKENS), Some(2 * TOKENS)];
+            let asker = Asker {
+                request,
+                ends: &ends,
+            };
+            let own = [key(0, group), key(1, group)];
+            let prepared = tier.prepare_store_for(asker, &own, User::Worker).unwrap();
+            stored.push(prepared.unwrap().positions.len());
+            // Again: the same request counts once.
+            if request == 7 {
+                let again = tier.prepare_store_for(asker, &own, User::Worker).unwrap();
+                assert!(again.unwrap().positions.is_empty());
+            }
+        }
+        tier.finish(request, None);
+    }
+    assert_eq!(stored, [0, 0, 2, 2]);
 }

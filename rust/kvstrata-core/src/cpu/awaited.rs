@@ -1,7 +1,8 @@
 //! Rows that waiting requests will need: they stay while others can go.
 //!
-//! Such rows are pinned, as far as their share of the arena allows. A store that finds no room else
-//! takes it from the requests that came last.
+//! Such rows are pinned, from the head of the prompt on, as far as their share of the arena allows:
+//! those of a token that all groups end a chunk with stay all of them or none. A worker's store that
+//! finds no room else takes it from the requests that came last; a load from below waits instead.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,13 @@ use crate::eviction::EntryId;
 pub(super) struct Awaited {
     rows: BTreeMap<u32, Vec<Handle>>,
     /// Bytes of the slots of these rows, each counted once.
-    bytes: u64,
+    pub(super) bytes: u64,
+}
+
+impl Awaited {
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
 }
 
 impl CpuTier {
@@ -25,26 +32,53 @@ impl CpuTier {
         let arena = u128::from(self.arena_bytes());
         let most = arena * u128::from(self.options.awaited_share) / 1000;
         let mut kept = Vec::new();
-        for handle in self.handles_of(request) {
-            let Some((id, entry)) = self.entries.held(handle).filter(|(_, one)| one.listed) else {
-                continue;
-            };
-            let bytes = self.slot_bytes(&entry.key).unwrap_or(0);
-            if entry.awaited == 0 {
-                if u128::from(self.awaited.bytes.saturating_add(bytes)) > most {
-                    break;
-                }
-                self.awaited.bytes = self.awaited.bytes.saturating_add(bytes);
-                self.policy.pin(id);
+        for chunk in self
+            .rows_by_end(request)
+            .chunk_by(|one, other| one.0 == other.0)
+        {
+            let there = chunk.iter().filter_map(|(_, handle)| {
+                let (id, entry) = self.entries.held(*handle).filter(|(_, one)| one.listed)?;
+                let bytes = self.slot_bytes(&entry.key).unwrap_or(0);
+                Some((*handle, id, if entry.awaited == 0 { bytes } else { 0 }))
+            });
+            let rows: Vec<(Handle, EntryId, u64)> = there.collect();
+            let fresh: u64 = rows.iter().map(|(.., bytes)| bytes).sum();
+            let all = self.awaited.bytes.saturating_add(fresh);
+            if fresh > 0 && u128::from(all) > most {
+                break;
             }
-            if let Some(entry) = self.entries.get_mut(id) {
-                entry.awaited = entry.awaited.saturating_add(1);
+            self.awaited.bytes = all;
+            for (handle, id, _) in rows {
+                self.await_row(id);
+                kept.push(handle);
             }
-            kept.push(handle);
         }
         if !kept.is_empty() {
             self.awaited.rows.insert(request, kept);
         }
+    }
+
+    fn await_row(&mut self, id: EntryId) {
+        let Some(entry) = self.entries.get_mut(id) else {
+            return;
+        };
+        entry.awaited = entry.awaited.saturating_add(1);
+        if entry.awaited == 1 {
+            self.policy.pin(id);
+        }
+    }
+
+    /// The rows that stay for waiting requests, each once.
+    pub(super) fn awaited_rows(&self) -> Vec<EntryId> {
+        let handles = self.awaited.rows.values().flatten();
+        let there = handles.filter_map(|handle| self.entries.held(*handle));
+        let mut rows: Vec<EntryId> = there
+            .filter(|(_, entry)| entry.listed && entry.awaited > 0)
+            .map(|(id, _)| id)
+            .collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
     }
 
     /// A request runs, or will not any more: its rows may go.
@@ -67,7 +101,7 @@ impl CpuTier {
     }
 
     /// Lets the rows of the request go that waits and came last; false where none waits.
-    pub(super) fn give_up_last(&mut self) -> bool {
+    pub(crate) fn give_up_last(&mut self) -> bool {
         let Some(last) = self.awaited.rows.keys().next_back().copied() else {
             return false;
         };

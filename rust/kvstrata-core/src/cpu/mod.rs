@@ -18,6 +18,7 @@
 mod awaited;
 mod entries;
 mod options;
+mod path;
 mod pins;
 mod requests;
 mod space;
@@ -89,6 +90,8 @@ pub struct CpuTier {
     counters: Counters,
     requests: Requests,
     awaited: Awaited,
+    /// Whether the policy may leave rows of a worker out that are worth less than those they displace.
+    bypasses: bool,
 }
 
 impl CpuTier {
@@ -112,6 +115,7 @@ impl CpuTier {
             counters: Counters::new(groups),
             requests: Requests::default(),
             awaited: Awaited::default(),
+            bypasses: true,
         })
     }
 

@@ -2,6 +2,8 @@
 
 use hashbrown::HashMap;
 
+use super::entries::Entries;
+use super::path::{Path, Row};
 use super::{CpuTier, Handle};
 use crate::eviction::request::{Arrival, Context, RequestId, Tag};
 use crate::eviction::{Class, EntryId};
@@ -28,13 +30,6 @@ impl Asker<'_> {
     }
 }
 
-/// A row of a request.
-#[derive(Clone, Copy, Debug)]
-struct Row {
-    end: u64,
-    handle: Handle,
-}
-
 /// A key of a request that arrives: where its chunk ends, what stands for it, and its row.
 type Chunk = (u64, Tag, Option<(Handle, EntryId)>);
 
@@ -43,37 +38,20 @@ type Chunk = (u64, Tag, Option<(Handle, EntryId)>);
 struct Own {
     /// Whether its access was counted when it arrived.
     is_observed: bool,
-    /// Its rows by class, in the order of the prompt. Some may be gone.
-    rows: Vec<Vec<Row>>,
-    /// The last token of keys that it offered to store.
-    offered: u64,
+    /// Its rows by class.
+    paths: Vec<Path>,
+    /// By group, the last token of keys that it offered to store.
+    offered: Vec<u64>,
 }
 
 impl Own {
-    fn class(&self, class: Class) -> &[Row] {
-        let rows = self.rows.get(usize::from(class.0));
-        rows.map_or(&[], Vec::as_slice)
-    }
-
-    /// Notes a row; whether it was not known.
-    fn add(&mut self, class: Class, end: u64, handle: Handle) -> bool {
+    /// Its rows of a class, to add to them.
+    fn path(&mut self, class: Class) -> Option<&mut Path> {
         let at = usize::from(class.0);
-        if self.rows.len() <= at {
-            self.rows.resize_with(at + 1, Vec::new);
+        if self.paths.len() <= at {
+            self.paths.resize_with(at + 1, Path::default);
         }
-        let Some(rows) = self.rows.get_mut(at) else {
-            return false;
-        };
-        let until = rows.partition_point(|row| row.end <= end);
-        let same = rows.get(..until).unwrap_or_default().iter().rev();
-        if same
-            .take_while(|row| row.end == end)
-            .any(|row| row.handle == handle)
-        {
-            return false;
-        }
-        rows.insert(until, Row { end, handle });
-        true
+        self.paths.get_mut(at)
     }
 }
 
@@ -94,61 +72,61 @@ impl Requests {
         self.open.values().filter(|own| own.is_observed).count()
     }
 
-    /// Notes a row of a request; whether it was not known.
-    pub(super) fn add(&mut self, request: u32, class: Class, end: u64, handle: Handle) -> bool {
-        request != 0
-            && self
-                .open
-                .entry(request)
-                .or_default()
-                .add(class, end, handle)
+    /// By group, the last token of the keys that a request offered to store.
+    pub(super) fn offered_until(&self, request: u32) -> Vec<u64> {
+        let own = self.open.get(&request);
+        own.map_or_else(Vec::new, |own| own.offered.clone())
     }
 
-    /// The last token of the keys that a request offered to store; 0 for none.
-    pub(super) fn offered_until(&self, request: u32) -> u64 {
-        self.open.get(&request).map_or(0, |own| own.offered)
-    }
-
-    /// Notes that a request offered keys up to token `end` to store.
-    pub(super) fn offered(&mut self, request: u32, end: u64) {
-        if request != 0 {
-            let own = self.open.entry(request).or_default();
-            own.offered = own.offered.max(end);
+    /// Notes that a request offered keys of a group up to token `end` to store.
+    pub(super) fn offered(&mut self, request: u32, group: usize, end: u64) {
+        if request == 0 {
+            return;
+        }
+        let own = self.open.entry(request).or_default();
+        if own.offered.len() <= group {
+            own.offered.resize(group + 1, 0);
+        }
+        if let Some(until) = own.offered.get_mut(group) {
+            *until = end.max(*until);
         }
     }
 
     /// Forgets which rows there are: none is left.
     pub(super) fn clear_rows(&mut self) {
         for own in self.open.values_mut() {
-            own.rows.clear();
-            own.offered = 0;
+            own.paths.clear();
+            own.offered.clear();
         }
     }
 }
 
 impl CpuTier {
-    /// The row of a request that comes before token `end`, or ends with it.
-    pub(super) fn row_before(&self, request: u32, class: Class, end: u64) -> Option<EntryId> {
-        let rows = self.requests.open.get(&request)?.class(class);
-        let until = rows.partition_point(|row| row.end <= end);
-        let mut before = rows.get(..until)?.iter().rev();
-        before.find_map(|row| self.listed(row.handle))
-    }
-
-    fn listed(&self, handle: Handle) -> Option<EntryId> {
-        let (id, entry) = self.entries.held(handle)?;
-        entry.listed.then_some(id)
+    /// For each of these tokens, in their order, the row of a request that comes before it or ends with
+    /// it.
+    pub(super) fn rows_before(
+        &mut self,
+        request: u32,
+        class: Class,
+        ends: &[u64],
+    ) -> Vec<Option<EntryId>> {
+        let own = self.requests.open.get_mut(&request);
+        let path = own.and_then(|own| own.paths.get_mut(usize::from(class.0)));
+        let entries = &self.entries;
+        path.map_or_else(
+            || vec![None; ends.len()],
+            |path| path.before(ends, |handle| listed(entries, handle)),
+        )
     }
 
     /// The rows of a request that are there, by class, in the order of the prompt.
-    fn rows_of(&self, own: &Own) -> Vec<(Class, Vec<EntryId>)> {
-        let classes = (0_u16..).map(Class).zip(&own.rows);
-        let there = |rows: &Vec<Row>| {
-            rows.iter()
-                .filter_map(|row| self.listed(row.handle))
+    fn rows_of(&self, own: &Own) -> Vec<Vec<EntryId>> {
+        let there = |path: &Path| {
+            let rows = path.rows().iter();
+            rows.filter_map(|row| listed(&self.entries, row.handle))
                 .collect()
         };
-        classes.map(|(class, rows)| (class, there(rows))).collect()
+        own.paths.iter().map(there).collect()
     }
 
     /// A request has arrived: its one access to its keys, each with the token of the prompt that its
@@ -187,9 +165,13 @@ impl CpuTier {
                 .iter()
                 .filter_map(|(end, _, row)| Some((*end, (*row)?)));
             let mut resident: Vec<EntryId> = Vec::with_capacity(path.len());
+            let mut rows: Vec<Row> = Vec::with_capacity(path.len());
             for (end, (handle, id)) in there {
-                own.add(class, end, handle);
+                rows.push(Row { end, handle });
                 resident.push(id);
+            }
+            if let Some(known) = own.path(class) {
+                known.merge(&rows);
             }
             let arrival = Arrival {
                 id: RequestId(u64::from(request)),
@@ -210,7 +192,7 @@ impl CpuTier {
         let Some(own) = self.requests.open.remove(&request) else {
             return;
         };
-        for (_, rows) in self.rows_of(&own) {
+        for rows in self.rows_of(&own) {
             if own.is_observed {
                 let id = RequestId(u64::from(request));
                 self.policy.finish(id, output_tokens, &rows);
@@ -220,11 +202,15 @@ impl CpuTier {
         }
     }
 
-    /// The rows of a request, in the order of the prompt, class by class. Some may be gone.
-    pub(super) fn handles_of(&self, request: u32) -> Vec<Handle> {
+    /// The rows of a request in the order of the prompt, each with the token that its chunk ends with.
+    /// Some may be gone.
+    pub(super) fn rows_by_end(&self, request: u32) -> Vec<(u64, Handle)> {
         let own = self.requests.open.get(&request);
-        let rows = own.into_iter().flat_map(|own| own.rows.iter().flatten());
-        rows.map(|row| row.handle).collect()
+        let paths = own.into_iter().flat_map(|own| &own.paths);
+        let rows = paths.flat_map(|path| path.rows());
+        let mut rows: Vec<(u64, Handle)> = rows.map(|row| (row.end, row.handle)).collect();
+        rows.sort_by_key(|(end, _)| *end);
+        rows
     }
 
     /// Says what time it is, in milliseconds since any instant.
@@ -253,18 +239,24 @@ impl CpuTier {
 
     /// Notes rows of a request, given by the positions of their keys; whether any was not known.
     pub(super) fn note_rows(&mut self, rows: &[(usize, EntryId)], asker: Asker<'_>) -> bool {
-        let mut ends: Vec<(u64, EntryId)> = rows
-            .iter()
-            .filter_map(|(position, id)| Some((asker.end(*position)?, *id)))
-            .collect();
-        // In the order of the prompt, so that each goes to the end of what is known.
-        ends.sort_by_key(|(end, _)| *end);
+        if asker.request == 0 {
+            return false;
+        }
+        let described = |(position, id): &(usize, EntryId)| {
+            let (end, handle) = (asker.end(*position)?, self.entries.handle(*id)?);
+            Some((self.class_of_entry(*id)?, Row { end, handle }))
+        };
+        let mut known: Vec<(Class, Row)> = rows.iter().filter_map(described).collect();
+        known.sort_by_key(|(class, row)| (*class, row.end));
+        let own = self.requests.open.entry(asker.request).or_default();
+        let entries = &self.entries;
         let mut is_new = false;
-        for (end, id) in ends {
-            if let Some(class) = self.class_of_entry(id)
-                && let Some(handle) = self.entries.handle(id)
-            {
-                is_new |= self.requests.add(asker.request, class, end, handle);
+        for rows in known.chunk_by(|one, other| one.0 == other.0) {
+            let path = rows.first().and_then(|(class, _)| own.path(*class));
+            let rows: Vec<Row> = rows.iter().map(|(_, row)| *row).collect();
+            if let Some(path) = path {
+                is_new |= path.merge(&rows);
+                path.tidy(|handle| listed(entries, handle).is_some());
             }
         }
         is_new
@@ -286,6 +278,12 @@ impl CpuTier {
         let slab = self.entries.get(id)?.slot.slab;
         self.slots.class_of(slab).map(|class| Class(class.0))
     }
+}
+
+/// The entry of a row that lookups find.
+fn listed(entries: &Entries, handle: Handle) -> Option<EntryId> {
+    let (id, entry) = entries.held(handle)?;
+    entry.listed.then_some(id)
 }
 
 /// Entries of a request from its tail to its head. Where nobody says which token a chunk ends with,

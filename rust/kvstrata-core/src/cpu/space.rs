@@ -1,6 +1,6 @@
 //! Making room: what goes is planned first, so that a store that does not fit changes nothing.
 
-use super::CpuTier;
+use super::{CpuTier, User};
 use crate::eviction::request::Tag;
 use crate::eviction::{Class, ContainerId, EntryId};
 use crate::key::Key;
@@ -88,16 +88,57 @@ impl CpuTier {
         self.counters.evicted_rows += u64::try_from(victims.len()).unwrap_or(0);
     }
 
-    /// A plan; where there is no room but that of rows that waiting requests need, these are given up.
-    pub(super) fn plan_with_awaited(&mut self, needs: &[u64]) -> Option<Plan> {
-        loop {
-            if let Some(plan) = self.plan(needs) {
-                return Some(plan);
-            }
-            if !self.give_up_last() {
-                return None;
+    /// A plan for the rows of `user`. A worker's may take the room of rows that waiting requests need,
+    /// where that and no other makes it fit: these are given up, of those that came last.
+    pub(super) fn plan_for(&mut self, needs: &[u64], user: User) -> Option<Plan> {
+        let plan = self.plan(needs);
+        if plan.is_some() || user == User::Tier || !self.fits_without_awaited(needs) {
+            return plan;
+        }
+        while self.give_up_last() {
+            let plan = self.plan(needs);
+            if plan.is_some() {
+                return plan;
             }
         }
+        None
+    }
+
+    /// Whether so many new rows would fit if no waiting request kept any. Changes nothing.
+    fn fits_without_awaited(&mut self, needs: &[u64]) -> bool {
+        if self.awaited.is_empty() || !self.may_fit(needs) {
+            return false;
+        }
+        let pinned = self.awaited_rows();
+        for id in &pinned {
+            self.policy.unpin(*id);
+        }
+        let fits = self.plan(needs).is_some();
+        for id in &pinned {
+            self.policy.pin(*id);
+        }
+        fits
+    }
+
+    /// `false` where all that is free, may go or is awaited is less than what is needed.
+    fn may_fit(&self, needs: &[u64]) -> bool {
+        let geometry = self.slots.geometry();
+        let mut room = self.awaited.bytes + u64::from(self.slots.idle()) * geometry.slab_bytes();
+        if self.slots.tail_is_idle() {
+            room += geometry.tail_bytes();
+        }
+        let mut needed = 0;
+        for (at, need) in needs.iter().enumerate() {
+            let Some(class) = SizeClass::at(at) else {
+                continue;
+            };
+            let evictable = self.policy.evictable(Class(class.0));
+            let own = self.slots.free(class) + u64::try_from(evictable).unwrap_or(u64::MAX);
+            let stride = geometry.stride(class).unwrap_or(0);
+            room = room.saturating_add(own.saturating_mul(stride));
+            needed += need * stride;
+        }
+        needed <= room
     }
 
     /// What has to go for so many new rows of each class; `None` where that is not enough. Larger

@@ -7,7 +7,7 @@ use super::requests::{Asker, tail_first};
 use super::{CpuTier, Place, Prepared, User};
 use crate::error::{Error, Result};
 use crate::eviction::request::Tag;
-use crate::eviction::{ContainerId, EntryId, Placement};
+use crate::eviction::{Class, ContainerId, EntryId, Placement};
 use crate::key::{GroupId, Key};
 use crate::slots::SizeClass;
 
@@ -76,6 +76,13 @@ impl CpuTier {
         Ok(Some(prepared))
     }
 
+    /// Whether rows of observed requests may be left out, where the policy says that they are worth less
+    /// than those that would have to go. They reach no tier below then, for those are given what is
+    /// stored here.
+    pub fn set_bypass(&mut self, bypasses: bool) {
+        self.bypasses = bypasses;
+    }
+
     /// Slots for all keys, whatever has to go for them; or `None`, and nothing has changed.
     ///
     /// A plan counts slots, and where a store of several sizes empties the short slab at the end,
@@ -96,7 +103,7 @@ impl CpuTier {
                     *need += 1;
                 }
             }
-            let Some(plan) = self.plan_with_awaited(&needs) else {
+            let Some(plan) = self.plan_for(&needs, user) else {
                 if round == 0 {
                     return None;
                 }
@@ -163,9 +170,19 @@ impl CpuTier {
     /// each request.
     fn admit(&mut self, keys: &[Key], fresh: &mut Vec<Fresh>, asker: Asker<'_>) {
         let until = self.requests.offered_until(asker.request);
-        let is_new = |position: usize| asker.end(position).is_none_or(|end| end > until);
-        let last = (0..keys.len()).filter_map(|at| asker.end(at)).max();
-        self.requests.offered(asker.request, last.unwrap_or(0));
+        let options = &self.options;
+        let group = |position: usize| options.position(keys.get(position)?.group());
+        let is_new = |position: usize| {
+            let known = group(position).and_then(|group| until.get(group));
+            asker
+                .end(position)
+                .is_none_or(|end| known.is_none_or(|until| end > *until))
+        };
+        for at in 0..keys.len() {
+            if let (Some(group), Some(end)) = (group(at), asker.end(at)) {
+                self.requests.offered(asker.request, group, end);
+            }
+        }
         if !self.admission.takes_all() {
             let entries = &self.entries;
             let offered = keys.iter().enumerate().filter(|(at, _)| is_new(*at));
@@ -187,7 +204,7 @@ impl CpuTier {
     /// Puts keys of one class in the order of the prompt; what stands for the first of them in the
     /// policy, where that knows the request.
     fn head_of(&self, own: &mut [Fresh], user: User, asker: Asker<'_>) -> Option<Tag> {
-        if user != User::Worker || !self.requests.is_observed(asker.request) {
+        if !self.bypasses || user != User::Worker || !self.requests.is_observed(asker.request) {
             return None;
         }
         own.sort_by_key(|one| asker.end(one.position));
@@ -197,18 +214,12 @@ impl CpuTier {
     /// Tells the policy of new entries, pinned: in the order of the request, and behind those rows
     /// that it has already.
     fn insert(&mut self, keys: &[Key], added: &[(usize, EntryId)], asker: Asker<'_>) {
-        let request = asker.request;
         let mut first: Vec<(usize, EntryId)> = Vec::with_capacity(added.len());
         let mut behind: Vec<(EntryId, u64, EntryId)> = Vec::new();
-        for (position, id) in added {
-            let end = asker.end(*position).filter(|_| request != 0);
-            let before = end.and_then(|end| {
-                let class = self.class_of_entry(*id)?;
-                Some((end, self.row_before(request, class, end)?))
-            });
+        for (own, before) in added.iter().zip(self.neighbours(added, asker)) {
             match before {
-                Some((end, before)) => behind.push((before, end, *id)),
-                None => first.push((*position, *id)),
+                Some((end, before)) => behind.push((before, end, own.1)),
+                None => first.push(*own),
             }
         }
         for id in tail_first(keys, &first, asker) {
@@ -233,6 +244,39 @@ impl CpuTier {
             self.policy.pin(*id);
         }
         self.note_rows(added, asker);
+    }
+
+    /// For each new entry the row of its request that comes before it, if there is one, and the token
+    /// that its own chunk ends with.
+    fn neighbours(
+        &mut self,
+        added: &[(usize, EntryId)],
+        asker: Asker<'_>,
+    ) -> Vec<Option<(u64, EntryId)>> {
+        let mut found = vec![None; added.len()];
+        if asker.request == 0 {
+            return found;
+        }
+        let mut order: Vec<(Class, u64, usize)> = Vec::with_capacity(added.len());
+        for (at, (position, id)) in added.iter().enumerate() {
+            if let (Some(class), Some(end)) = (self.class_of_entry(*id), asker.end(*position)) {
+                order.push((class, end, at));
+            }
+        }
+        order.sort_unstable();
+        for own in order.chunk_by(|one, other| one.0 == other.0) {
+            let ends: Vec<u64> = own.iter().map(|(_, end, _)| *end).collect();
+            let Some((class, ..)) = own.first() else {
+                continue;
+            };
+            let before = self.rows_before(asker.request, *class, &ends);
+            for ((_, end, at), before) in own.iter().zip(before) {
+                if let Some(place) = found.get_mut(*at) {
+                    *place = before.map(|before| (*end, before));
+                }
+            }
+        }
+        found
     }
 
     /// What the policy is told of an entry.

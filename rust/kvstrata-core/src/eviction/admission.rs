@@ -19,7 +19,7 @@ pub const TRACKED_KEYS: usize = 64_000;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdmissionOptions {
     /// Least probability of a use within an hour; 0 takes everything. Rows of which nothing is known
-    /// are taken.
+    /// are taken, and so are all while the predictor's directory does not reach back an hour.
     pub theta: f32,
     /// Requests that must have had a key; 1 takes everything.
     pub store_threshold: u32,
@@ -272,5 +272,84 @@ mod tests {
         assert!(admission.admits(turns[0], None));
         assert!(!admission.admits(tags(next - 8..next)[0], None));
         assert!(admission.admits(Tag(77), None), "nothing is known of it");
+    }
+
+    /// Prompts of 8 keys, one a minute; each comes back `gap` minutes later. How many of the later half
+    /// of `minutes` are taken when they come first.
+    fn taken_of_sessions(directory: usize, gap: u64, minutes: u64) -> u64 {
+        let mut admission = Admission::new(
+            AdmissionOptions {
+                directory: Some(directory),
+                ..options(0.05, 1)
+            },
+            false,
+        );
+        let session = |number: u64| tags(number * 8..number * 8 + 8);
+        let mut taken = 0;
+        for minute in 0..minutes {
+            if let Some(earlier) = minute.checked_sub(gap) {
+                arrive(&mut admission, &session(earlier), minute * 60_000);
+            }
+            arrive(&mut admission, &session(minute), minute * 60_000);
+            let is_taken = admission.admits(session(minute)[0], None);
+            taken += u64::from(minute >= minutes / 2 && is_taken);
+        }
+        taken
+    }
+
+    #[test]
+    fn a_directory_that_forgets_before_the_hour_refuses_nothing() {
+        // Sessions come back after 40 minutes; the directory knows the keys of 20, then 30, then all.
+        for directory in [160, 240, 1 << 16] {
+            assert_eq!(
+                taken_of_sessions(directory, 40, 2_000),
+                1_000,
+                "{directory}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_directory_that_reaches_back_an_hour_refuses_what_never_comes() {
+        // Each comes back after two hours, when the directory of 3 hours' keys still knows it.
+        assert_eq!(taken_of_sessions(16 * 180, 120, 2_000), 0);
+    }
+
+    #[test]
+    fn predictions_begin_again_when_the_whole_directory_reaches_back_an_hour() {
+        let mut admission = Admission::new(
+            AdmissionOptions {
+                directory: Some(800),
+                ..options(0.05, 1)
+            },
+            false,
+        );
+        // One prompt that comes back, and then those that never do, one a minute.
+        let mut milliseconds = 0;
+        for _ in 0..40 {
+            milliseconds += 10_000_000;
+            arrive(&mut admission, &tags(0..8), milliseconds);
+        }
+        let mut once = |admission: &mut Admission, number: u64, step: u64| {
+            milliseconds += step;
+            let own = tags(1_000 + number * 8..1_008 + number * 8);
+            arrive(admission, &own, milliseconds);
+            admission.admits(own[0], None)
+        };
+        for number in 0..400 {
+            once(&mut admission, number, 60_000);
+        }
+        assert!(!once(&mut admission, 400, 60_000));
+        // A flood: the directory turns over within minutes, and nobody knows what would come back.
+        let flood: Vec<bool> = (500..700)
+            .map(|at| once(&mut admission, at, 1_000))
+            .collect();
+        assert!(flood[150..].iter().all(|taken| *taken));
+        // It is over. For a turn of the directory all are taken, then none.
+        let after: Vec<bool> = (700..1_200)
+            .map(|at| once(&mut admission, at, 60_000))
+            .collect();
+        assert!(after[..80].iter().all(|taken| *taken));
+        assert!(after[300..].iter().all(|taken| !*taken));
     }
 }

@@ -392,6 +392,8 @@ impl Manager {
         }
         let request = id.map_or(0, RequestId::number);
         cpu.runs(request);
+        // What is left out here reaches no tier below.
+        cpu.set_bypass(self.options.tiers == 0);
         cpu.prepare_store_for(Asker { request, ends }, keys, User::Worker)
     }
 }

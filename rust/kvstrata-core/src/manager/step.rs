@@ -241,8 +241,8 @@ impl Manager {
     }
 
     /// Rows are queued, and none of them found room, nor is any on its way whose end would make
-    /// some. What others have found or hold goes for the first in line, the last in line's first;
-    /// else all of them would wait for each other.
+    /// some. What others have found or hold, or is kept for them, goes for the first in line, the last
+    /// in line's first; else all of them would wait for each other.
     fn unblock(&mut self, cpu: &mut CpuTier, asking: &[RequestId], done: &mut StepEnd) {
         let Some(first) = self.first_in_line() else {
             return;
@@ -255,7 +255,13 @@ impl Manager {
         loop {
             let batch = self.queue.take_for(first);
             self.start_batch(cpu, &batch, done);
-            let Some(last) = others.pop().filter(|_| done.starts.is_empty()) else {
+            if !done.starts.is_empty() {
+                return;
+            }
+            if cpu.give_up_last() {
+                continue;
+            }
+            let Some(last) = others.pop() else {
                 return;
             };
             self.release_holds(cpu, last);

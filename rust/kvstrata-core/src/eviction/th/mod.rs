@@ -31,6 +31,8 @@ const DIRECTORY_MIN: usize = 1 << 16;
 const STRAY_RUN: u32 = 64;
 /// Depth of the first of them; others come before it.
 const STRAY_DEPTH: u32 = 1 << 20;
+/// Ticks of the horizon of [`EvictionPolicy::reuse_probability`].
+const HOUR: u32 = 3600 * TICKS_PER_SECOND;
 
 /// The policy; see the module.
 #[derive(Debug)]
@@ -49,6 +51,9 @@ pub struct Th {
     /// Keys that came since then.
     fresh_blocks: u32,
     directory_max: Option<usize>,
+    /// Keys that have to go at an age of an hour or more before anything is predicted: the directory
+    /// forgot others before they could be used again.
+    unsure: usize,
     /// Most entries so far.
     entries_max: usize,
     /// The run and the head of entries without a request.
@@ -84,6 +89,7 @@ impl Th {
             requests: 0,
             fresh_blocks: 0,
             directory_max: blocks_max,
+            unsure: 0,
             entries_max: 0,
             stray: (NONE, NONE),
             last_block: NONE,
@@ -254,6 +260,11 @@ impl Th {
             run.tail = before.unwrap_or(NONE);
             run.len -= 1;
             self.table.forget(run.class, usize::from(run.bin), 1);
+            self.unsure = if self.now.saturating_sub(run.last) < HOUR {
+                self.tree.len()
+            } else {
+                self.unsure.saturating_sub(1)
+            };
         }
         if let Some(place) = self.tree.run_mut(number) {
             (place.tail, place.len) = (run.tail, run.len);
@@ -339,7 +350,12 @@ impl EvictionPolicy for Th {
         true
     }
 
+    /// Nothing, too, where the directory does not reach back an hour, until all of it does again: who
+    /// comes back later than it reaches would be taken for one that never does.
     fn reuse_probability(&self, tag: Tag) -> Option<f32> {
+        if self.unsure > 0 {
+            return None;
+        }
         let number = self.tree.find(tag, NONE)?;
         let run = self.tree.run(self.tree.block(number)?.run)?;
         self.table.within_hour(run.class)
