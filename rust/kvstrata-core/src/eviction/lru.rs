@@ -1,27 +1,32 @@
 //! Least recently used.
 //!
-//! One list per class, coldest first, threaded through nodes that are numbered by handle:
-//! 24 bytes per entry ([`ENTRY_BYTES`]), every change in constant time.
+//! One order per class (`order`), of nodes that are numbered by handle: 16 bytes per entry
+//! ([`ENTRY_BYTES`]) and 8 to 16 in the order, every change in constant time.
 //!
-//! Pinned entries stay where they are in the list, so that an unpin costs nothing and keeps the
-//! order. The first eviction that meets a pinned entry at the cold end *parks* it: it leaves the
-//! list, so later evictions do not meet it again. When a parked entry is unpinned it goes to the
-//! class's *late* map, ordered by tick, from which evictions take as from the list. Rows in use
-//! are seldom cold, so the late map is almost always empty.
+//! Pinned entries keep their places, so that an unpin costs nothing. The first eviction that meets a
+//! pinned entry at the cold end *parks* it: it leaves the order, so later evictions do not meet it
+//! again. When a parked entry is unpinned it goes to the class's *late* map, ordered by tick, from
+//! which evictions take as from the order. Rows in use are seldom cold, so the late map is almost
+//! always empty.
 
 mod fill;
+mod walk;
 
 use std::collections::BTreeMap;
 
 use super::containers::{Containers, Slot};
-use super::links::{Links, List, NONE, Nodes};
+use super::order::{Entries, Order, Place};
 use super::request::{EndedKey, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 use crate::chunked::Chunked;
+use crate::sys::prefetch::prefetch;
 
-/// Bytes of memory per entry, besides parked entries and containers.
-pub const ENTRY_BYTES: usize = 24;
+/// Bytes of memory per entry, besides its place in the order, parked entries and containers.
+pub const ENTRY_BYTES: usize = 16;
 const _: () = assert!(size_of::<Node>() == ENTRY_BYTES);
+
+/// Entries of a request that are asked for before the first of them is looked at.
+const AHEAD: usize = 64;
 
 /// So many pins are not counted any more: the entry stays pinned for good.
 const PINS_LOST: u16 = u16::MAX;
@@ -31,9 +36,9 @@ const PINS_LOST: u16 = u16::MAX;
 enum State {
     /// The handle is unused.
     Absent,
-    /// In the class's list, pinned or not.
+    /// In the class's order, pinned or not.
     Listed,
-    /// Pinned and out of the list.
+    /// Pinned and out of the order.
     Parked,
     /// Unpinned, in the class's late map.
     Late,
@@ -42,7 +47,6 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Node {
     tick: u64,
-    links: Links,
     container: Slot,
     pins: u16,
     state: State,
@@ -51,23 +55,39 @@ struct Node {
 impl Node {
     const ABSENT: Self = Self {
         tick: 0,
-        links: Links::unlinked(),
-        container: NONE,
+        container: Slot::MAX,
         pins: 0,
         state: State::Absent,
     };
-}
 
-impl Nodes for Chunked<Node> {
-    fn links(&mut self, number: u32) -> Option<&mut Links> {
-        self.get_mut(number).map(|node| &mut node.links)
+    /// Its place in the order.
+    const fn place(&self, number: u32) -> Place {
+        #[expect(
+            clippy::as_conversions,
+            clippy::cast_possible_truncation,
+            reason = "of the places of one entry, no two are 2^32 accesses apart"
+        )]
+        let stamp = self.tick as u32;
+        Place { number, stamp }
     }
 }
 
-#[derive(Debug)]
+impl Entries for Chunked<Node> {
+    fn is_current(&self, place: Place) -> bool {
+        let node = self.get(place.number);
+        node.is_some_and(|node| (node.state == State::Listed) & (node.place(place.number) == place))
+    }
+
+    fn prefetch(&self, place: Place) {
+        prefetch(self.get(place.number));
+    }
+}
+
+#[derive(Debug, Default)]
 struct ClassOrder {
-    list: List,
+    order: Order,
     late: BTreeMap<u64, u32>,
+    entries: usize,
     evictable: usize,
 }
 
@@ -98,57 +118,30 @@ impl Lru {
         (node.state != State::Absent).then_some(node)
     }
 
-    fn order(&self, class: Class) -> Option<&ClassOrder> {
+    fn class(&self, class: Class) -> Option<&ClassOrder> {
         self.classes.get(usize::from(class.0))
     }
 
-    fn order_mut(&mut self, class: Class) -> Option<&mut ClassOrder> {
+    /// The class of a container's entries.
+    fn class_of(&mut self, container: Slot) -> Option<&mut ClassOrder> {
+        let class = self.containers.class(container)?;
         self.classes.get_mut(usize::from(class.0))
     }
 
-    fn next_tick(&mut self) -> u64 {
-        self.tick = self.tick.saturating_add(1);
-        self.tick
-    }
-
-    /// Takes a node out of the list or the late map, whichever it is in.
-    fn detach(&mut self, number: u32) {
-        let Some(node) = self.node(number).copied() else {
-            return;
-        };
-        let Some(class) = self.containers.class(node.container) else {
-            return;
-        };
-        let Some(order) = self.classes.get_mut(usize::from(class.0)) else {
-            return;
-        };
-        match node.state {
-            State::Listed => order.list.unlink(&mut self.nodes, number),
-            State::Late => {
-                order.late.remove(&node.tick);
-            }
-            State::Parked | State::Absent => {}
-        }
-    }
-
-    /// Makes a node of an entry that has none; it is in no list yet.
+    /// Makes a node of an entry that has none; it is in no order yet.
     fn place(&mut self, entry: EntryId, placement: Placement, state: State) {
         let Ok(index) = usize::try_from(entry.0) else {
             return;
         };
-        if entry.0 == NONE {
+        if entry.0 == u32::MAX {
             return;
         }
         while self.nodes.len() <= index {
             self.nodes.push(Node::ABSENT);
         }
-        while self.classes.len() <= usize::from(placement.class.0) {
-            let order = ClassOrder {
-                list: List::new(),
-                late: BTreeMap::new(),
-                evictable: 0,
-            };
-            self.classes.push(order);
+        let class = usize::from(placement.class.0);
+        if self.classes.len() <= class {
+            self.classes.resize_with(class + 1, ClassOrder::default);
         }
         let container = self.containers.enter(placement);
         if let Some(node) = self.nodes.get_mut(entry.0) {
@@ -159,87 +152,50 @@ impl Lru {
             };
         }
         self.length += 1;
-        self.change_evictable(container, true);
+        if let Some(own) = self.classes.get_mut(class) {
+            own.entries += 1;
+            own.evictable += 1;
+        }
     }
 
-    /// Puts a detached node at the warm end with a new tick.
-    fn attach_warmest(&mut self, number: u32) {
-        let tick = self.next_tick();
-        let Some(node) = self.node_mut(number) else {
+    /// Puts a node at the warm end with a new tick.
+    fn renew(&mut self, number: u32) {
+        let next = self.tick.saturating_add(1);
+        let Some(node) = self.nodes.get_mut(number) else {
             return;
         };
-        node.tick = tick;
+        let before = *node;
+        if before.state == State::Absent {
+            return;
+        }
+        node.tick = next;
         node.state = State::Listed;
-        let container = node.container;
-        self.containers.accessed(container, tick);
-        let Some(class) = self.containers.class(container) else {
-            return;
-        };
-        if let Some(order) = self.classes.get_mut(usize::from(class.0)) {
-            order.list.push_warmest(&mut self.nodes, number);
+        let place = node.place(number);
+        self.tick = next;
+        self.containers.accessed(before.container, next);
+        let class = self.containers.class(before.container);
+        if let Some(own) = class.and_then(|class| self.classes.get_mut(usize::from(class.0))) {
+            if before.state == State::Late {
+                own.late.remove(&before.tick);
+            }
+            own.order.push(place, own.entries, &self.nodes);
         }
     }
 
-    fn change_evictable(&mut self, container: Slot, more: bool) {
-        let Some(class) = self.containers.class(container) else {
-            return;
-        };
-        if let Some(order) = self.order_mut(class) {
-            order.evictable = if more {
-                order.evictable.saturating_add(1)
-            } else {
-                order.evictable.saturating_sub(1)
-            };
-        }
-    }
-
-    /// The coldest `need` entries that may go, or None; parks the pinned entries it meets.
-    fn choose(
-        &mut self,
-        need: usize,
-        class: Class,
-        protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Vec<u32>> {
-        let mut chosen = Vec::with_capacity(need);
-        let mut parked = Vec::new();
-        let mut visited = 0_u64;
-        let order = self.order(class)?;
-        let mut late = order.late.iter().peekable();
-        let mut listed = order.list.coldest();
-        while chosen.len() < need {
-            let candidate = match (late.peek().map(|(tick, _)| **tick), self.node(listed)) {
-                (Some(late_tick), Some(node)) if node.tick < late_tick => listed,
-                (None, Some(_)) => listed,
-                (Some(_), _) => late.next().map_or(NONE, |(_, number)| *number),
-                (None, None) => break,
-            };
-            visited = visited.saturating_add(1);
-            if candidate == listed {
-                let Some(node) = self.node(listed) else { break };
-                listed = node.links.warmer();
-                if node.pins > 0 {
-                    parked.push(candidate);
-                    continue;
-                }
-            }
-            if !protected(EntryId(candidate)) {
-                chosen.push(candidate);
-            }
-        }
-        self.visited = self.visited.saturating_add(visited);
-        let enough = chosen.len() == need;
-        self.park(parked);
-        enough.then_some(chosen)
-    }
-
-    /// Takes pinned entries out of the list, so that nobody meets them there again.
-    fn park(&mut self, pinned: Vec<u32>) {
-        for number in pinned {
-            self.detach(number);
-            if let Some(node) = self.node_mut(number) {
-                node.state = State::Parked;
-            }
-        }
+    /// How many rows at the end of `head_first` are the latest ones of all, in the right order.
+    fn latest(&self, head_first: &[EntryId]) -> usize {
+        let mut tick = None;
+        let in_order = head_first.iter().rev().take_while(|entry| {
+            let node = self
+                .node(entry.0)
+                .filter(|node| node.state == State::Listed);
+            let own = node.map(|node| node.tick);
+            let follows = own.is_some() && (tick.is_none() || tick.map(|tick| tick + 1) == own);
+            tick = if follows { own } else { tick };
+            follows
+        });
+        let count = in_order.count();
+        if tick == Some(self.tick) { count } else { 0 }
     }
 }
 
@@ -249,15 +205,14 @@ impl EvictionPolicy for Lru {
     }
 
     fn ended(&mut self, _class: Class, keys: &[EndedKey]) {
-        for entry in keys.iter().rev().filter_map(|key| key.entry) {
-            self.access(entry);
-        }
+        let entries: Vec<EntryId> = keys.iter().filter_map(|key| key.entry).collect();
+        self.access_request(&entries);
     }
 
     fn insert(&mut self, entry: EntryId, _tag: Tag, placement: Placement) {
         self.remove(entry);
         self.place(entry, placement, State::Listed);
-        self.attach_warmest(entry.0);
+        self.renew(entry.0);
     }
 
     fn fill(
@@ -272,17 +227,34 @@ impl EvictionPolicy for Lru {
     }
 
     fn access(&mut self, entry: EntryId) {
-        self.detach(entry.0);
-        self.attach_warmest(entry.0);
+        self.renew(entry.0);
+    }
+
+    fn access_request(&mut self, head_first: &[EntryId]) {
+        for entry in head_first.iter().rev().take(AHEAD) {
+            prefetch(self.nodes.get(entry.0));
+        }
+        let latest = self.latest(head_first);
+        for entry in head_first.iter().rev().skip(latest) {
+            self.renew(entry.0);
+        }
     }
 
     fn remove(&mut self, entry: EntryId) {
         let Some(node) = self.node(entry.0).copied() else {
             return;
         };
-        self.detach(entry.0);
-        if node.pins == 0 {
-            self.change_evictable(node.container, false);
+        if let Some(own) = self.class_of(node.container) {
+            own.entries = own.entries.saturating_sub(1);
+            if node.pins == 0 {
+                own.evictable = own.evictable.saturating_sub(1);
+            }
+            if node.state == State::Late {
+                own.late.remove(&node.tick);
+            }
+            if own.entries == 0 {
+                own.order = Order::default();
+            }
         }
         self.containers.leave(node.container, node.pins > 0);
         if let Some(node) = self.node_mut(entry.0) {
@@ -295,19 +267,20 @@ impl EvictionPolicy for Lru {
         let Some(node) = self.node_mut(entry.0) else {
             return;
         };
-        let (pins, state, container) = (node.pins, node.state, node.container);
-        if state == State::Late {
-            self.detach(entry.0);
+        let before = *node;
+        node.pins = before.pins.saturating_add(1);
+        if before.state == State::Late {
+            node.state = State::Parked;
         }
-        if let Some(node) = self.node_mut(entry.0) {
-            node.pins = pins.saturating_add(1);
-            if state == State::Late {
-                node.state = State::Parked;
+        if before.pins > 0 {
+            return;
+        }
+        self.containers.pinned(before.container);
+        if let Some(own) = self.class_of(before.container) {
+            own.evictable = own.evictable.saturating_sub(1);
+            if before.state == State::Late {
+                own.late.remove(&before.tick);
             }
-        }
-        if pins == 0 {
-            self.containers.pinned(container);
-            self.change_evictable(container, false);
         }
     }
 
@@ -315,10 +288,7 @@ impl EvictionPolicy for Lru {
         let Some(node) = self.node_mut(entry.0) else {
             return;
         };
-        if node.pins == 0 {
-            return;
-        }
-        if node.pins == PINS_LOST {
+        if node.pins == 0 || node.pins == PINS_LOST {
             return;
         }
         node.pins -= 1;
@@ -331,16 +301,33 @@ impl EvictionPolicy for Lru {
         }
         let (tick, container) = (node.tick, node.container);
         self.containers.unpinned(container);
-        self.change_evictable(container, true);
-        if let Some(class) = self.containers.class(container).filter(|_| returns)
-            && let Some(order) = self.order_mut(class)
-        {
-            order.late.insert(tick, entry.0);
+        if let Some(own) = self.class_of(container) {
+            own.evictable += 1;
+            if returns {
+                own.late.insert(tick, entry.0);
+            }
         }
     }
 
     fn evictable(&self, class: Class) -> usize {
-        self.order(class).map_or(0, |order| order.evictable)
+        self.class(class).map_or(0, |own| own.evictable)
+    }
+
+    fn evict(
+        &mut self,
+        need: usize,
+        class: Class,
+        protected: &dyn Fn(EntryId) -> bool,
+        victims: &mut Vec<EntryId>,
+    ) -> bool {
+        let walk = self.walk(need, class, protected);
+        let enough = walk.chosen.len() == need;
+        if enough {
+            self.forget(class, &walk.chosen);
+            victims.extend_from_slice(&walk.chosen);
+        }
+        self.put_back(class, walk.passed);
+        enough
     }
 
     fn next_victims(
@@ -349,14 +336,9 @@ impl EvictionPolicy for Lru {
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
     ) -> Option<Vec<EntryId>> {
-        if need == 0 {
-            return Some(Vec::new());
-        }
-        if self.evictable(class) < need {
-            return None;
-        }
-        let chosen = self.choose(need, class, protected)?;
-        Some(chosen.into_iter().map(EntryId).collect())
+        let walk = self.walk(need, class, protected);
+        self.put_back(class, walk.passed);
+        (walk.chosen.len() == need).then_some(walk.chosen)
     }
 
     fn coldest(&mut self, class: Class) -> Option<u64> {
@@ -402,7 +384,9 @@ impl EvictionPolicy for Lru {
     }
 
     fn memory_bytes(&self) -> usize {
-        let late: usize = self.classes.iter().map(|order| order.late.len()).sum();
-        self.nodes.memory_bytes() + late * size_of::<(u64, u32)>() + self.containers.memory_bytes()
+        let of =
+            |own: &ClassOrder| own.order.memory_bytes() + own.late.len() * size_of::<(u64, u32)>();
+        let orders: usize = self.classes.iter().map(of).sum();
+        self.nodes.memory_bytes() + orders + self.containers.memory_bytes()
     }
 }

@@ -12,12 +12,15 @@
 //! unpinning change no order: rows whose loads complete in any order keep the request's order.
 
 pub mod arc_vllm;
+mod by_tag;
 mod containers;
 mod ghosts;
 mod ledger;
 mod links;
 pub mod lru;
+mod order;
 pub mod ranked;
+mod recent;
 pub mod request;
 pub mod s3fifo;
 pub mod th;

@@ -2,7 +2,7 @@
 //!
 //! Millions of nodes do not fit the processor's caches, and every look at one in the order of last
 //! accesses waits for memory. So there is one pass in the order of the nodes, and one in that of
-//! the list, in which some nodes that come next are looked at together: those waits overlap.
+//! last accesses, in which some nodes that come next are looked at together: those waits overlap.
 
 use super::{Lru, State};
 use crate::eviction::containers::Slot;
@@ -50,13 +50,15 @@ impl Lru {
     /// Puts such a node at the warm end; the order of containers is left to be made at the end.
     fn append(&mut self, number: u32, container: Slot) {
         self.tick = self.tick.saturating_add(1);
-        if let Some(node) = self.nodes.get_mut(number) {
-            node.tick = self.tick;
-            node.state = State::Listed;
-        }
+        let Some(node) = self.nodes.get_mut(number) else {
+            return;
+        };
+        node.tick = self.tick;
+        node.state = State::Listed;
+        let place = node.place(number);
         let class = self.containers.last_access(container, self.tick);
-        if let Some(order) = class.and_then(|class| self.classes.get_mut(usize::from(class.0))) {
-            order.list.push_warmest(&mut self.nodes, number);
+        if let Some(own) = class.and_then(|class| self.classes.get_mut(usize::from(class.0))) {
+            own.order.push(place, own.entries, &self.nodes);
         }
     }
 }
