@@ -207,7 +207,7 @@ impl CpuTier {
     pub(super) fn rows_by_end(&self, request: u32) -> Vec<(u64, Handle)> {
         let own = self.requests.open.get(&request);
         let paths = own.into_iter().flat_map(|own| &own.paths);
-        let rows = paths.flat_map(|path| path.rows());
+        let rows = paths.flat_map(Path::rows);
         let mut rows: Vec<(u64, Handle)> = rows.map(|row| (row.end, row.handle)).collect();
         rows.sort_by_key(|(end, _)| *end);
         rows

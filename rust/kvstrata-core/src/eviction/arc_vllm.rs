@@ -2,12 +2,12 @@
 //! (`v1/kv_offload/cpu/policies/arc.py`) evicts when it is told the same.
 //!
 //! It differs from the ARC of Megiddo and Modha (FAST 2003): a key that was evicted and comes back
-//! enters the list of keys used once. 36 bytes per entry, up to 28 per key of the two lists of
-//! ghosts, each of which is at most as long as the cache is large.
+//! enters the list of keys used once. 28 to 36 bytes per entry, up to 28 per key of the two lists
+//! of ghosts, each of which is at most as long as the cache is large.
 
 use super::ghosts::Ghosts;
 use super::request::{EndedKey, RequestId, Tag};
-use super::two_lists::{TwoLists, Which};
+use super::two_lists::{TwoLists, Walk, Which};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
 /// Mark of an entry whose request has not ended yet.
@@ -23,7 +23,6 @@ pub struct ArcVllm {
     target: f64,
     capacity: Option<usize>,
     entries_max: usize,
-    visited: u64,
 }
 
 impl ArcVllm {
@@ -47,38 +46,70 @@ impl ArcVllm {
     }
 
     fn use_again(&mut self, entry: EntryId) {
-        self.entries.ledger.accessed(entry);
-        if let Some(node) = self.entries.node_mut(entry) {
-            node.mark = 0;
+        if let Some(mark) = self.entries.accessed(entry) {
+            *mark = 0;
         }
         self.entries.move_to(entry, Which::Second);
     }
 
     /// Makes an entry the latest of its list: storing it is no use of it.
     fn renew(&mut self, entry: EntryId) {
-        let Some(node) = self.entries.node_mut(entry) else {
+        let Some(mark) = self.entries.accessed(entry) else {
             return;
         };
-        node.mark = 0;
-        let which = node.which;
-        self.entries.ledger.accessed(entry);
-        self.entries.move_to(entry, which);
+        *mark = 0;
+        if let Some(which) = self.entries.which(entry) {
+            self.entries.move_to(entry, which);
+        }
     }
 
-    /// The next entry from `from` on that may go.
-    fn next(
+    /// Finds victims; `None` if there are not as many.
+    fn search(
         &mut self,
-        from: &mut Option<EntryId>,
+        need: usize,
+        class: Class,
         protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<EntryId> {
-        while let Some(entry) = *from {
-            *from = self.entries.warmer(entry);
-            self.visited = self.visited.saturating_add(1);
-            if self.entries.ledger.is_evictable(entry) && !protected(entry) {
-                return Some(entry);
-            }
+    ) -> Option<Walk> {
+        if self.evictable(class) < need {
+            return None;
         }
-        None
+        let mut walk = self.entries.walk(class, need);
+        let mut left = self.entries.length(class, Which::First);
+        for _ in 0..need {
+            let order = if float(left) >= self.target.floor() {
+                [Which::First, Which::Second]
+            } else {
+                [Which::Second, Which::First]
+            };
+            let found = order.into_iter().find_map(|which| {
+                let entry = self.entries.next_free(class, which, protected, &mut walk);
+                entry.map(|entry| (entry, which))
+            });
+            let Some((victim, which)) = found else {
+                self.entries.put_back(class, walk);
+                return None;
+            };
+            if which == Which::First {
+                left = left.saturating_sub(1);
+            }
+            walk.chosen.push(victim);
+        }
+        Some(walk)
+    }
+
+    /// Forgets an entry, but for its key.
+    fn bury(&mut self, entry: EntryId) {
+        match self.entries.remove(entry) {
+            Some((tag, Which::First)) => self.once.insert(tag),
+            Some((tag, Which::Second)) => self.often.insert(tag),
+            None => {}
+        }
+    }
+
+    fn trim(&mut self) {
+        let most = self.capacity();
+        self.once.trim(most);
+        self.often.trim(most);
     }
 }
 
@@ -97,7 +128,7 @@ impl EvictionPolicy for ArcVllm {
 
     fn finish(&mut self, _id: RequestId, _output_tokens: Option<u32>, resident: &[EntryId]) {
         for entry in resident.iter().rev() {
-            match self.entries.node(*entry).map(|node| node.mark) {
+            match self.entries.mark(*entry) {
                 Some(FRESH) => self.renew(*entry),
                 Some(_) => self.use_again(*entry),
                 None => {}
@@ -119,6 +150,10 @@ impl EvictionPolicy for ArcVllm {
     }
 
     fn missed(&mut self, tags: &[Tag]) {
+        for tag in tags {
+            self.once.prefetch(*tag);
+            self.often.prefetch(*tag);
+        }
         for tag in tags.iter().rev() {
             self.adapt(*tag);
         }
@@ -129,8 +164,8 @@ impl EvictionPolicy for ArcVllm {
         if !self.entries.insert(entry, tag, placement, Which::First) {
             return;
         }
-        if let Some(node) = self.entries.node_mut(entry) {
-            node.mark = FRESH;
+        if let Some(mark) = self.entries.mark_mut(entry) {
+            *mark = FRESH;
         }
         self.entries_max = self.entries_max.max(self.entries.ledger.len());
         self.once.remove(tag);
@@ -138,16 +173,12 @@ impl EvictionPolicy for ArcVllm {
     }
 
     fn access(&mut self, entry: EntryId) {
-        let written = self
-            .entries
-            .node(entry)
-            .is_some_and(|node| node.mark == FRESH)
-            && !self.entries.ledger.is_evictable(entry);
-        if written {
+        let fresh = self.entries.mark(entry) == Some(FRESH);
+        if fresh && !self.entries.ledger.is_evictable(entry) {
             self.renew(entry);
             // Not used yet, whoever touches it next.
-            if let Some(node) = self.entries.node_mut(entry) {
-                node.mark = FRESH;
+            if let Some(mark) = self.entries.mark_mut(entry) {
+                *mark = FRESH;
             }
         } else {
             self.use_again(entry);
@@ -177,29 +208,28 @@ impl EvictionPolicy for ArcVllm {
         protected: &dyn Fn(EntryId) -> bool,
         victims: &mut Vec<EntryId>,
     ) -> bool {
-        let Some(chosen) = self.next_victims(need, class, protected) else {
+        let Some(walk) = self.search(need, class, protected) else {
             return false;
         };
-        for entry in &chosen {
-            self.evicted(*entry);
+        for tag in walk
+            .chosen
+            .iter()
+            .filter_map(|entry| self.entries.tag(*entry))
+        {
+            self.once.prefetch(tag);
+            self.often.prefetch(tag);
         }
-        victims.extend(chosen);
-        let most = self.capacity();
-        self.once.trim(most);
-        self.often.trim(most);
+        for entry in &walk.chosen {
+            self.bury(*entry);
+        }
+        victims.extend(self.entries.put_back(class, walk));
+        self.trim();
         true
     }
 
     fn evicted(&mut self, entry: EntryId) {
-        if let Some(node) = self.entries.remove(entry) {
-            match node.which {
-                Which::First => self.once.insert(node.tag),
-                Which::Second => self.often.insert(node.tag),
-            }
-            let most = self.capacity();
-            self.once.trim(most);
-            self.often.trim(most);
-        }
+        self.bury(entry);
+        self.trim();
     }
 
     fn next_victims(
@@ -208,32 +238,8 @@ impl EvictionPolicy for ArcVllm {
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
     ) -> Option<Vec<EntryId>> {
-        if self.evictable(class) < need {
-            return None;
-        }
-        let mut chosen = Vec::with_capacity(need);
-        let mut left = self.entries.length(class, Which::First);
-        let mut first = self.entries.coldest(class, Which::First);
-        let mut second = self.entries.coldest(class, Which::Second);
-        for _ in 0..need {
-            let over = float(left) >= self.target.floor();
-            let early = if over {
-                self.next(&mut first, protected)
-            } else {
-                None
-            };
-            let victim = if let Some(entry) = early {
-                left = left.saturating_sub(1);
-                entry
-            } else if let Some(entry) = self.next(&mut second, protected) {
-                entry
-            } else {
-                left = left.saturating_sub(1);
-                self.next(&mut first, protected)?
-            };
-            chosen.push(victim);
-        }
-        Some(chosen)
+        let walk = self.search(need, class, protected)?;
+        Some(self.entries.put_back(class, walk))
     }
 
     fn coldest(&mut self, class: Class) -> Option<u64> {
@@ -246,7 +252,7 @@ impl EvictionPolicy for ArcVllm {
     }
 
     fn visited(&self) -> u64 {
-        self.visited
+        self.entries.visited
     }
 
     fn coldest_containers(&self, class: Class, most: usize) -> Vec<(ContainerId, u64)> {
@@ -254,14 +260,7 @@ impl EvictionPolicy for ArcVllm {
     }
 
     fn remove_container(&mut self, container: ContainerId, victims: &mut Vec<EntryId>) -> bool {
-        let Some(own) = self.entries.ledger.unpinned_entries_of(container) else {
-            return false;
-        };
-        for entry in &own {
-            self.remove(*entry);
-        }
-        victims.extend(own);
-        true
+        self.entries.remove_container(container, victims)
     }
 
     fn len(&self) -> usize {

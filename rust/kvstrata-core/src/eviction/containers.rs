@@ -62,10 +62,15 @@ impl Containers {
         if pinned {
             self.unpinned(slot);
         }
+        self.leave_unpinned(slot, 1);
+    }
+
+    /// Counts entries out that were not pinned.
+    pub(super) fn leave_unpinned(&mut self, slot: Slot, entries: u32) {
         let Some(record) = self.record_mut(slot) else {
             return;
         };
-        record.entries = record.entries.saturating_sub(1);
+        record.entries = record.entries.saturating_sub(entries);
         let placement = record.placement;
         if record.entries == 0 {
             self.slots.remove(&placement.container);

@@ -1,7 +1,6 @@
 //! Keys that were evicted, in order, bounded.
 
-use hashbrown::HashTable;
-
+use super::by_tag::ByTag;
 use super::links::{Links, List, NONE, Nodes};
 use super::request::Tag;
 
@@ -18,13 +17,13 @@ impl Nodes for Vec<Ghost> {
     }
 }
 
-/// The keys; 16 bytes each, and 6 to 12 in a hash table.
+/// The keys; 16 bytes each, and 7 to 14 in a hash table.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     all: Vec<Ghost>,
     free: Vec<u32>,
     order: List,
-    by_tag: HashTable<u32>,
+    by_tag: ByTag,
 }
 
 impl Default for Ghosts {
@@ -33,7 +32,7 @@ impl Default for Ghosts {
             all: Vec::new(),
             free: Vec::new(),
             order: List::new(),
-            by_tag: HashTable::new(),
+            by_tag: ByTag::default(),
         }
     }
 }
@@ -50,8 +49,13 @@ impl Ghosts {
     }
 
     fn find(&self, tag: Tag) -> Option<u32> {
-        let same = |number: &u32| tag_at(&self.all, *number) == Some(tag);
-        self.by_tag.find(tag.0, same).copied()
+        let same = |number| tag_at(&self.all, number) == Some(tag);
+        self.by_tag.find(tag, same)
+    }
+
+    /// Fetches the place of a key: it will be looked for soon.
+    pub(super) fn prefetch(&self, tag: Tag) {
+        self.by_tag.prefetch(tag);
     }
 
     /// Makes a key the latest one; false if it is not there.
@@ -85,8 +89,8 @@ impl Ghosts {
         };
         self.order.push_warmest(&mut self.all, number);
         let all = &self.all;
-        self.by_tag
-            .insert_unique(tag.0, number, |at| tag_at(all, *at).map_or(0, |tag| tag.0));
+        let tag_of = |number| tag_at(all, number).unwrap_or(Tag(0));
+        self.by_tag.insert(tag, number, tag_of);
     }
 
     /// Takes a key out; false if it is not there.
@@ -95,9 +99,7 @@ impl Ghosts {
             return false;
         };
         self.order.unlink(&mut self.all, number);
-        if let Ok(found) = self.by_tag.find_entry(tag.0, |at| *at == number) {
-            found.remove();
-        }
+        self.by_tag.remove(tag, number);
         self.free.push(number);
         true
     }
@@ -116,6 +118,6 @@ impl Ghosts {
     pub(super) fn memory_bytes(&self) -> usize {
         self.all.capacity() * size_of::<Ghost>()
             + self.free.capacity() * size_of::<u32>()
-            + self.by_tag.allocation_size()
+            + self.by_tag.memory_bytes()
     }
 }

@@ -3,6 +3,7 @@
 use super::containers::{Containers, Slot};
 use super::{Class, ContainerId, EntryId, Placement};
 use crate::chunked::Chunked;
+use crate::sys::prefetch::prefetch;
 
 /// So many pins are not counted any more: the entry stays pinned for good.
 const PINS_LOST: u16 = u16::MAX;
@@ -12,16 +13,22 @@ const ABSENT: Slot = Slot::MAX;
 
 /// An entry: 12 bytes.
 #[derive(Clone, Copy, Debug)]
-struct Record {
+pub(super) struct Record {
     container: Slot,
-    /// The policy's own number of it.
-    node: u32,
+    /// The policy's own numbers of it.
+    pub(super) node: u32,
+    pub(super) list: u8,
+    pub(super) mark: u8,
     pins: u16,
 }
+
+const _: () = assert!(size_of::<Record>() == 12);
 
 const NO_RECORD: Record = Record {
     container: ABSENT,
     node: 0,
+    list: 0,
+    mark: 0,
     pins: 0,
 };
 
@@ -70,7 +77,7 @@ impl Ledger {
             *record = Record {
                 container,
                 node,
-                pins: 0,
+                ..NO_RECORD
             };
         }
         self.length += 1;
@@ -96,6 +103,22 @@ impl Ledger {
         Some(record.node)
     }
 
+    /// An entry.
+    pub(super) fn get(&self, entry: EntryId) -> Option<&Record> {
+        self.record(entry)
+    }
+
+    /// An entry, to change the policy's numbers of it.
+    pub(super) fn get_mut(&mut self, entry: EntryId) -> Option<&mut Record> {
+        let record = self.records.get_mut(entry.0)?;
+        (record.container != ABSENT).then_some(record)
+    }
+
+    /// Fetches an entry: it will be looked at soon.
+    pub(super) fn prefetch(&self, entry: EntryId) {
+        prefetch(self.records.get(entry.0));
+    }
+
     /// The node of an entry.
     pub(super) fn node(&self, entry: EntryId) -> Option<u32> {
         self.record(entry).map(|record| record.node)
@@ -118,11 +141,14 @@ impl Ledger {
     }
 
     /// Notes an access to an entry, for the order of containers.
-    pub(super) fn accessed(&mut self, entry: EntryId) -> Option<u32> {
-        let record = *self.record(entry)?;
-        let tick = self.next_tick();
-        self.containers.accessed(record.container, tick);
-        Some(record.node)
+    pub(super) fn accessed(&mut self, entry: EntryId) -> Option<&mut Record> {
+        let record = self.records.get_mut(entry.0)?;
+        if record.container == ABSENT {
+            return None;
+        }
+        self.tick = self.tick.saturating_add(1);
+        self.containers.accessed(record.container, self.tick);
+        Some(record)
     }
 
     /// Whether accesses to entries of one request can differ in the containers they go to.

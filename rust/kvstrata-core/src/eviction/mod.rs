@@ -13,12 +13,15 @@
 
 pub mod admission;
 pub mod arc_vllm;
+mod by_tag;
 mod containers;
 mod ghosts;
 mod ledger;
 mod links;
 pub mod lru;
+mod order;
 pub mod ranked;
+mod recent;
 pub mod request;
 pub mod s3fifo;
 pub mod th;

@@ -1,12 +1,12 @@
 //! S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi, SOSP 2023): a small queue that keeps what is used once
 //! out of the main one, and ghosts of what it let go.
 //!
-//! 36 bytes per entry and up to 28 per ghost, of which there are as many as entries at most.
+//! 28 to 36 bytes per entry and 16 to 32 per ghost, of which there are as many as entries.
 //! Rows in use are passed where they stand.
 
-use super::ghosts::Ghosts;
+use super::recent::Recent;
 use super::request::Tag;
-use super::two_lists::{TwoLists, Which};
+use super::two_lists::{TwoLists, Walk, Which};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
 /// The small queue's share of all entries: one in so many.
@@ -20,8 +20,7 @@ const USES_PROMOTE: u8 = 2;
 #[derive(Debug, Default)]
 pub struct S3Fifo {
     entries: TwoLists,
-    ghosts: Ghosts,
-    visited: u64,
+    ghosts: Recent,
 }
 
 impl S3Fifo {
@@ -30,65 +29,74 @@ impl S3Fifo {
         Self::default()
     }
 
-    fn may_go(&mut self, entry: EntryId, protected: &dyn Fn(EntryId) -> bool) -> bool {
-        self.visited = self.visited.saturating_add(1);
-        self.entries.ledger.is_evictable(entry) && !protected(entry)
-    }
-
-    fn uses(&self, entry: EntryId) -> u8 {
-        self.entries.node(entry).map_or(0, |node| node.mark)
-    }
-
-    fn set_uses(&mut self, entry: EntryId, uses: u8) {
-        if let Some(node) = self.entries.node_mut(entry) {
-            node.mark = uses;
-        }
-    }
-
-    /// Next victim of the small queue from `at` on; what was used there goes to the main one.
-    fn next_small(
+    /// Next victim of a queue. What was used goes from the small one to the main one, and round the
+    /// main one once more.
+    fn next(
         &mut self,
-        at: &mut Option<EntryId>,
-        main: &mut Option<EntryId>,
+        class: Class,
+        which: Which,
         protected: &dyn Fn(EntryId) -> bool,
+        walk: &mut Walk,
     ) -> Option<EntryId> {
-        while let Some(entry) = *at {
-            *at = self.entries.warmer(entry);
-            if self.uses(entry) >= USES_PROMOTE {
-                // Where the main queue was passed to its end, it goes on with this one.
-                main.get_or_insert(entry);
-                self.visited = self.visited.saturating_add(1);
-                self.set_uses(entry, 0);
+        let uses_min = match which {
+            Which::First => USES_PROMOTE,
+            Which::Second => 1,
+        };
+        while let Some(place) = self.entries.next(class, which) {
+            let entry = EntryId(place.number);
+            if let Some(uses) = self
+                .entries
+                .mark_mut(entry)
+                .filter(|uses| **uses >= uses_min)
+            {
+                *uses = match which {
+                    Which::First => 0,
+                    Which::Second => *uses - 1,
+                };
                 self.entries.move_to(entry, Which::Second);
-            } else if self.may_go(entry, protected) {
+            } else if self.entries.is_free(place, which, protected, walk) {
                 return Some(entry);
             }
         }
         None
     }
 
-    /// Next victim of the main queue from `at` on; what was used goes round once more.
-    fn next_main(
+    /// Finds victims; `None` if there are not as many.
+    fn search(
         &mut self,
-        at: &mut Option<EntryId>,
+        need: usize,
+        class: Class,
         protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<EntryId> {
-        while let Some(entry) = *at {
-            let uses = self.uses(entry);
-            if uses > 0 {
-                self.visited = self.visited.saturating_add(1);
-                self.set_uses(entry, uses - 1);
-                let next = self.entries.warmer(entry);
-                self.entries.move_to(entry, Which::Second);
-                *at = next.or(Some(entry));
-            } else {
-                *at = self.entries.warmer(entry);
-                if self.may_go(entry, protected) {
-                    return Some(entry);
-                }
-            }
+    ) -> Option<Walk> {
+        if self.evictable(class) < need {
+            return None;
         }
-        None
+        let mut walk = self.entries.walk(class, need);
+        let mut from_small = 0;
+        while walk.chosen.len() < need {
+            let in_small = self.entries.length(class, Which::First) - from_small;
+            let all = in_small + self.entries.length(class, Which::Second);
+            let first = if in_small * SMALL_SHARE >= all {
+                Which::First
+            } else {
+                Which::Second
+            };
+            // What the small queue gives the main one last is looked at, too.
+            let order = [first, Which::Second, Which::First, Which::Second];
+            let found = order.into_iter().find_map(|which| {
+                let entry = self.next(class, which, protected, &mut walk);
+                entry.map(|entry| (entry, which))
+            });
+            let Some((victim, which)) = found else {
+                self.entries.put_back(class, walk);
+                return None;
+            };
+            if which == Which::First {
+                from_small += 1;
+            }
+            walk.chosen.push(victim);
+        }
+        Some(walk)
     }
 }
 
@@ -106,6 +114,12 @@ impl EvictionPolicy for S3Fifo {
         // A request counts once, when it arrives.
     }
 
+    fn missed(&mut self, tags: &[Tag]) {
+        for tag in tags {
+            self.ghosts.prefetch(*tag);
+        }
+    }
+
     fn insert(&mut self, entry: EntryId, tag: Tag, placement: Placement) {
         self.remove(entry);
         let which = if self.ghosts.remove(tag) {
@@ -117,9 +131,8 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn access(&mut self, entry: EntryId) {
-        self.entries.ledger.accessed(entry);
-        if let Some(node) = self.entries.node_mut(entry) {
-            node.mark = node.mark.saturating_add(1).min(USES_MAX);
+        if let Some(uses) = self.entries.accessed(entry) {
+            *uses = uses.saturating_add(1).min(USES_MAX);
         }
     }
 
@@ -128,11 +141,8 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn evicted(&mut self, entry: EntryId) {
-        if let Some(node) = self.entries.remove(entry)
-            && node.which == Which::First
-        {
-            self.ghosts.insert(node.tag);
-            self.ghosts.trim(self.entries.ledger.len().max(1));
+        if let Some((tag, Which::First)) = self.entries.remove(entry) {
+            self.ghosts.insert(tag);
         }
     }
 
@@ -148,42 +158,38 @@ impl EvictionPolicy for S3Fifo {
         self.entries.ledger.evictable(class)
     }
 
+    fn evict(
+        &mut self,
+        need: usize,
+        class: Class,
+        protected: &dyn Fn(EntryId) -> bool,
+        victims: &mut Vec<EntryId>,
+    ) -> bool {
+        let Some(walk) = self.search(need, class, protected) else {
+            return false;
+        };
+        self.ghosts.keep(self.entries.ledger.len());
+        for entry in &walk.chosen {
+            if let Some(tag) = self.entries.tag(*entry) {
+                self.ghosts.prefetch(tag);
+            }
+        }
+        for entry in &walk.chosen {
+            self.evicted(*entry);
+        }
+        victims.extend(self.entries.put_back(class, walk));
+        true
+    }
+
     fn next_victims(
         &mut self,
         need: usize,
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
     ) -> Option<Vec<EntryId>> {
-        if self.evictable(class) < need {
-            return None;
-        }
-        let mut chosen = Vec::with_capacity(need);
-        let mut small = self.entries.coldest(class, Which::First);
-        let mut main = self.entries.coldest(class, Which::Second);
-        let mut from_small = 0;
-        while chosen.len() < need {
-            let in_small = self.entries.length(class, Which::First) - from_small;
-            let all = in_small + self.entries.length(class, Which::Second);
-            let early = if in_small * SMALL_SHARE >= all {
-                self.next_small(&mut small, &mut main, protected)
-            } else {
-                None
-            };
-            let victim = if let Some(entry) = early {
-                from_small += 1;
-                entry
-            } else if let Some(entry) = self.next_main(&mut main, protected) {
-                entry
-            } else if let Some(entry) = self.next_small(&mut small, &mut main, protected) {
-                from_small += 1;
-                entry
-            } else {
-                // What the small queue has just given it.
-                self.next_main(&mut main, protected)?
-            };
-            chosen.push(victim);
-        }
-        Some(chosen)
+        let walk = self.search(need, class, protected)?;
+        self.ghosts.keep(self.entries.ledger.len());
+        Some(self.entries.put_back(class, walk))
     }
 
     fn coldest(&mut self, class: Class) -> Option<u64> {
@@ -196,7 +202,7 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn visited(&self) -> u64 {
-        self.visited
+        self.entries.visited
     }
 
     fn coldest_containers(&self, class: Class, most: usize) -> Vec<(ContainerId, u64)> {
@@ -204,14 +210,7 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn remove_container(&mut self, container: ContainerId, victims: &mut Vec<EntryId>) -> bool {
-        let Some(own) = self.entries.ledger.unpinned_entries_of(container) else {
-            return false;
-        };
-        for entry in &own {
-            self.remove(*entry);
-        }
-        victims.extend(own);
-        true
+        self.entries.remove_container(container, victims)
     }
 
     fn len(&self) -> usize {

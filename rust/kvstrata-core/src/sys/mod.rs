@@ -8,5 +8,6 @@ pub mod errno;
 pub mod fs;
 #[cfg(feature = "instrumented")]
 mod instrumented;
+pub(crate) mod prefetch;
 pub mod process;
 pub mod sync;

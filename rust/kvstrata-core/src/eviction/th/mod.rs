@@ -200,8 +200,7 @@ impl Th {
             let mut new = self.empty_run(class, rows);
             new.owner = 0;
             let number = self.tree.add_run(new);
-            self.queues
-                .push_youngest(&mut self.tree, &self.table, number);
+            self.queues.push_youngest(&mut self.tree, number);
             number
         };
         let before = goes_on.then(|| self.tree.block(head).map(|head| head.depth));
@@ -254,13 +253,18 @@ impl Th {
         if run.children > 0 {
             return;
         }
+        let tags = self.tree.tags_from(run.tail, run.live_tail);
+        for tag in tags {
+            self.tree.prefetch_tag(tag);
+        }
         while run.len > 0 && run.tail != run.live_tail {
             let before = self.tree.before(run.tail);
             self.tree.free_block(run.tail);
             run.tail = before.unwrap_or(NONE);
             run.len -= 1;
-            self.table.forget(run.class, usize::from(run.bin), 1);
-            self.unsure = if self.now.saturating_sub(run.last) < HOUR {
+            let age = self.now.saturating_sub(run.last);
+            self.table.forget(run.class, usize::from(run.bin), age, 1);
+            self.unsure = if age < HOUR {
                 self.tree.len()
             } else {
                 self.unsure.saturating_sub(1)

@@ -140,12 +140,8 @@ impl Leaves {
 /// All lists of runs.
 #[derive(Debug)]
 pub(super) struct Queues {
-    /// All runs by bin of age.
+    /// All runs by bin of their age when they were looked at last.
     ages: [List; BINS],
-    /// Not before this time does a run of each bin come to the next one.
-    due: [u32; BINS],
-    /// The earliest of those.
-    first_due: u32,
     /// Dead runs by bin of age.
     dead: [List; BINS],
     /// Leaves by class of rows.
@@ -156,8 +152,6 @@ impl Queues {
     pub(super) const fn new() -> Self {
         Self {
             ages: [List::new(); BINS],
-            due: [u32::MAX; BINS],
-            first_due: u32::MAX,
             dead: [List::new(); BINS],
             leaves: Vec::new(),
         }
@@ -183,11 +177,9 @@ impl Queues {
     }
 
     /// Makes a run the youngest of all.
-    pub(super) fn push_youngest(&mut self, tree: &mut Tree, table: &Table, number: u32) {
+    pub(super) fn push_youngest(&mut self, tree: &mut Tree, number: u32) {
         if let Some(run) = tree.run_mut(number) {
             run.bin = 0;
-            let due = run.last.saturating_add(table.start(1));
-            self.make_due(0, due);
         }
         if let Some(list) = self.ages.first_mut() {
             list.push_warmest(&mut ByAge(tree.runs_mut()), number);
@@ -250,83 +242,78 @@ impl Queues {
         if run.queue == wanted {
             return;
         }
-        let run = *run;
         self.unqueue(tree, number);
-        if let Some(run) = tree.run_mut(number) {
-            run.queue = wanted;
+        let first = self.enqueue(tree, number, wanted);
+        self.offer(tree, table, first, now);
+    }
+
+    /// Adds the first run of a list that was empty to the candidates.
+    fn offer(&mut self, tree: &Tree, table: &Table, first: Option<Candidate>, now: u32) {
+        let Some(mut new) = first else {
+            return;
+        };
+        let Some(run) = tree.run(new.run) else {
+            return;
+        };
+        let leaves = self.leaves_mut(run.rows);
+        if leaves.candidates.len() >= leaves.occupied.len() * 8 + SPARE_CANDIDATES {
+            leaves.budget = 0;
         }
-        match wanted {
-            Queue::None => {}
-            Queue::Leaf => {
-                let leaves = self.leaves_mut(run.rows);
-                let new = leaves.link(tree.runs_mut(), number);
-                if let Some(mut new) = new
-                    && leaves.budget > 0
-                {
-                    if leaves.candidates.len() >= leaves.occupied.len() * 8 + SPARE_CANDIDATES {
-                        leaves.budget = 0;
-                    }
-                    new.score = score(table, &run, now);
-                    leaves.candidates.push(new);
-                }
-            }
-            Queue::Dead => {
-                if let Some(list) = self.dead.get_mut(usize::from(run.bin)) {
-                    list.push_warmest(&mut ByClass(tree.runs_mut()), number);
-                }
-            }
+        if leaves.budget > 0 {
+            new.score = score(table, run, now);
+            leaves.candidates.push(new);
         }
     }
 
-    /// Notes when a run comes to the next bin.
-    fn make_due(&mut self, bin: usize, time: u32) {
-        if let Some(due) = self.due.get_mut(bin) {
-            *due = time.min(*due);
+    /// Puts a run into a list of its class and age; returns it if it is the first there.
+    fn enqueue(&mut self, tree: &mut Tree, number: u32, queue: Queue) -> Option<Candidate> {
+        let run = tree.run_mut(number)?;
+        run.queue = queue;
+        let (rows, bin) = (run.rows, usize::from(run.bin));
+        match queue {
+            Queue::None => None,
+            Queue::Leaf => self.leaves_mut(rows).link(tree.runs_mut(), number),
+            Queue::Dead => {
+                let list = self.dead.get_mut(bin)?;
+                list.push_warmest(&mut ByClass(tree.runs_mut()), number);
+                None
+            }
         }
-        self.first_due = time.min(self.first_due);
     }
 
     /// Moves runs that have become older to the lists of their age, and counts them there.
     pub(super) fn advance(&mut self, tree: &mut Tree, table: &mut Table, now: u32) {
-        if now < self.first_due {
-            return;
+        // The oldest first: in each list they come one after the other.
+        for bin in (0..BINS - 1).rev() {
+            self.advance_bin(tree, table, bin, now);
         }
-        for bin in 0..BINS - 1 {
-            if self.due.get(bin).is_some_and(|due| *due <= now) {
-                self.advance_bin(tree, table, bin, now);
-            }
-        }
-        self.first_due = self.due.iter().copied().min().unwrap_or(u32::MAX);
     }
 
     fn advance_bin(&mut self, tree: &mut Tree, table: &mut Table, bin: usize, now: u32) {
-        let (bound, following) = (table.start(bin + 1), table.start(bin + 2));
-        let mut next = u32::MAX;
+        let bound = table.start(bin + 1);
         loop {
             let number = self.ages.get(bin).map_or(NONE, |list| list.coldest());
             let Some(run) = tree.run(number) else {
-                break;
+                return;
             };
-            let last = run.last;
-            if now.saturating_sub(last) < bound {
-                next = last.saturating_add(bound);
-                break;
+            let age = now.saturating_sub(run.last);
+            if age < bound {
+                return;
             }
-            table.leave(run.class, bin, run.len);
-            table.enter(run.class, bin + 1, run.len);
+            tree.prefetch_run(run.by_age.warmer());
+            let (class, blocks, queue) = (run.class, run.len, run.queue);
+            let next = table.bin(age);
+            table.age(class, bin, next, blocks);
             self.unqueue(tree, number);
             self.remove_age(tree, number);
             if let Some(run) = tree.run_mut(number) {
-                run.bin = run.bin.saturating_add(1);
+                run.bin = u8::try_from(next).unwrap_or(run.bin);
             }
-            if let Some(list) = self.ages.get_mut(bin + 1) {
+            if let Some(list) = self.ages.get_mut(next) {
                 list.push_warmest(&mut ByAge(tree.runs_mut()), number);
             }
-            self.make_due(bin + 1, last.saturating_add(following));
-            self.requeue(tree, table, number, now);
-        }
-        if let Some(due) = self.due.get_mut(bin) {
-            *due = next;
+            let first = self.enqueue(tree, number, queue);
+            self.offer(tree, table, first, now);
         }
     }
 
@@ -404,7 +391,7 @@ impl Leaves {
 pub(super) fn score(table: &Table, run: &Run, now: u32) -> f32 {
     if table.is_ready() {
         let age = now.saturating_sub(run.last);
-        table.index(run.class, usize::from(run.bin), age)
+        table.index(run.class, age)
     } else {
         0.0
     }

@@ -16,6 +16,8 @@ const REFRESH_SHARE: usize = 128;
 /// Blocks of another's path that may be left over of a continuation, and the part of its own.
 const REWRITTEN_BLOCKS: u32 = 4;
 const REWRITTEN_SHARE: u32 = 5;
+/// Keys of a request that are asked for before the first of them is looked for.
+const AHEAD: usize = 16;
 /// Runs of another's path that are looked at.
 const CHAIN_MAX: usize = 64;
 
@@ -61,8 +63,6 @@ impl Th {
         if tags.is_empty() {
             return;
         }
-        self.queues
-            .advance(&mut self.tree, &mut self.table, self.now);
         self.owner = self.owner.checked_add(1).unwrap_or(1);
         let mut path = core::mem::take(&mut self.path);
         self.find_known(tags, &mut path);
@@ -95,8 +95,16 @@ impl Th {
     fn find_known(&self, tags: &[Tag], path: &mut Vec<u32>) {
         path.clear();
         let mut guess = NONE;
-        for tag in tags {
-            let Some(found) = self.tree.find(*tag, guess.wrapping_add(1)) else {
+        let mut asked = 0;
+        for (at, tag) in tags.iter().enumerate() {
+            let next = guess.wrapping_add(1);
+            if asked <= at && !self.tree.has_at(*tag, next) {
+                for ahead in tags.iter().skip(at).take(AHEAD) {
+                    self.tree.prefetch_tag(*ahead);
+                }
+                asked = at + AHEAD;
+            }
+            let Some(found) = self.tree.find(*tag, next) else {
                 return;
             };
             path.push(found);
@@ -204,7 +212,10 @@ impl Th {
     fn grow(&mut self, class: Class, parent: u32, tags: &[Tag]) -> (Option<u32>, usize) {
         let run = self.tree.add_run(self.empty_run(0, class.0));
         let (mut before, mut length, mut taken) = (NONE, 0, 0);
-        for tag in tags {
+        for (at, tag) in tags.iter().enumerate() {
+            if let Some(ahead) = tags.get(at + AHEAD) {
+                self.tree.prefetch_tag(*ahead);
+            }
             let block = Block {
                 tag: *tag,
                 run,
@@ -399,7 +410,9 @@ impl Th {
             let frequency = if piece.new {
                 1
             } else {
-                self.table.hit(run.class, usize::from(run.bin), run.len);
+                let age = self.now.saturating_sub(run.last);
+                self.table
+                    .hit(run.class, usize::from(run.bin), age, run.len);
                 self.queues.unqueue(&mut self.tree, piece.run);
                 self.queues.remove_age(&mut self.tree, piece.run);
                 run.frequency.saturating_add(1)
@@ -427,8 +440,7 @@ impl Th {
             }
         }
         for piece in pieces.iter().rev() {
-            self.queues
-                .push_youngest(&mut self.tree, &self.table, piece.run);
+            self.queues.push_youngest(&mut self.tree, piece.run);
             self.requeue(piece.run);
             self.note_access(piece);
         }
@@ -474,6 +486,8 @@ impl Th {
         let blocks_min = count(by_classes.max(self.tree.len() / REFRESH_SHARE));
         if self.requests >= REFRESH_REQUESTS && self.fresh_blocks >= blocks_min {
             self.fresh_blocks = 0;
+            self.queues
+                .advance(&mut self.tree, &mut self.table, self.now);
             self.table.refresh();
             self.queues.invalidate();
             self.requests = 0;

@@ -8,6 +8,9 @@ use super::feature::{FEATURES, Features, LEVELS, TICKS_PER_SECOND};
 /// Bins of age: half octaves from a quarter of a second.
 pub(super) const BINS: usize = 44;
 
+/// Ticks of the first bin: a quarter of a second.
+const FIRST_BIN_TICKS: u32 = TICKS_PER_SECOND / 4;
+
 /// Reuses that must have been seen before anything is predicted.
 const REUSES_MIN: f32 = 20.0;
 /// Pseudo-counts, in reuses of runs of mean length: of a level of a feature, and of a class.
@@ -96,6 +99,15 @@ impl Table {
         self.starts.get(bin).copied().unwrap_or(u32::MAX)
     }
 
+    /// The bin of an age.
+    pub(super) fn bin(&self, age: u32) -> usize {
+        // Twice the octave, and one more in its upper half: never more than one off.
+        let octave = (age / FIRST_BIN_TICKS).max(1).ilog2();
+        let guess = usize::try_from(2 * octave).unwrap_or(0).min(BINS - 2);
+        let begun = |bin| usize::from(age >= self.start(bin));
+        (guess + begun(guess + 1) + begun(guess + 2)).min(BINS - 1)
+    }
+
     /// The number of a class.
     pub(super) fn class(&mut self, features: Features) -> ClassNumber {
         if let Some(number) = self.numbers.get(&features) {
@@ -158,18 +170,34 @@ impl Table {
         }
     }
 
-    /// Counts blocks that waited in a bin and are forgotten: they came to that age.
-    pub(super) fn forget(&mut self, class: ClassNumber, bin: usize, blocks: u32) {
-        self.leave(class, bin, blocks);
+    /// Counts blocks that waited in one bin and wait in a later one now.
+    pub(super) fn age(&mut self, class: ClassNumber, from: usize, to: usize, blocks: u32) {
+        let Some(row) = self.row_mut(class) else {
+            return;
+        };
+        if let Some(waiting) = row.waiting.get_mut(from) {
+            *waiting = waiting.saturating_sub(blocks);
+        }
+        if let Some(waiting) = row.waiting.get_mut(to) {
+            *waiting = waiting.saturating_add(blocks);
+        }
+    }
+
+    /// Counts blocks that are forgotten, and out of the bin that they were counted in: they came to
+    /// that age.
+    pub(super) fn forget(&mut self, class: ClassNumber, counted: usize, age: u32, blocks: u32) {
+        self.leave(class, counted, blocks);
+        let bin = self.bin(age);
         if let Some(gone) = self.row_mut(class).and_then(|row| row.gone.get_mut(bin)) {
             *gone += float(blocks);
         }
     }
 
-    /// Counts blocks that waited in a bin and were used again.
-    pub(super) fn hit(&mut self, class: ClassNumber, bin: usize, blocks: u32) {
-        self.leave(class, bin, blocks);
+    /// Counts blocks that were used again at an age, and out of the bin that they were counted in.
+    pub(super) fn hit(&mut self, class: ClassNumber, counted: usize, age: u32, blocks: u32) {
+        self.leave(class, counted, blocks);
         self.reuses += 1.0;
+        let bin = self.bin(age);
         if let Some(hits) = self.row_mut(class).and_then(|row| row.hits.get_mut(bin)) {
             *hits += float(blocks);
         }
@@ -177,7 +205,8 @@ impl Table {
 
     /// The index of what has this class and age: the most uses per block and second that it can
     /// still earn.
-    pub(super) fn index(&self, class: ClassNumber, bin: usize, age: u32) -> f32 {
+    pub(super) fn index(&self, class: ClassNumber, age: u32) -> f32 {
+        let bin = self.bin(age);
         let Some(row) = self.row(class) else {
             return 0.0;
         };
@@ -432,4 +461,19 @@ const fn single(value: f64) -> f32 {
 )]
 const fn whole(value: f64) -> u32 {
     value as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bin_of_an_age_is_the_last_one_that_has_begun() {
+        let table = Table::new();
+        let ages = (0..200_000).chain((17..32).map(|octave| 1 << octave));
+        for age in ages.chain([u32::MAX]) {
+            let begun = (0..BINS).take_while(|bin| table.start(*bin) <= age).count();
+            assert_eq!(table.bin(age) + 1, begun, "{age}");
+        }
+    }
 }

@@ -4,13 +4,12 @@
 //! a row that the same requests touched, owned by the last of them. A request that leaves a run
 //! half-way splits it.
 
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
-
 use super::table::ClassNumber;
 use crate::chunked::Chunked;
+use crate::eviction::by_tag::ByTag;
 use crate::eviction::links::{Links, NONE};
 use crate::eviction::request::Tag;
+use crate::sys::prefetch::prefetch;
 
 /// A key: 24 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -101,13 +100,12 @@ pub(super) struct Tree {
     free_blocks: Vec<u32>,
     runs: Chunked<Run>,
     free_runs: Vec<u32>,
-    by_tag: HashTable<u32>,
+    by_tag: ByTag,
     used: usize,
 }
 
-/// Tags are random already.
-fn hash_at(blocks: &Chunked<Block>, number: u32) -> u64 {
-    blocks.get(number).map_or(0, |block| block.tag.0)
+fn tag_at(blocks: &Chunked<Block>, number: u32) -> Tag {
+    blocks.get(number).map_or(Tag(0), |block| block.tag)
 }
 
 impl Tree {
@@ -139,14 +137,27 @@ impl Tree {
     /// The block of a tag. Blocks of a request lie side by side as a rule: the one after the last
     /// found is looked at first.
     pub(super) fn find(&self, tag: Tag, guess: u32) -> Option<u32> {
-        if let Some(block) = self.blocks.get(guess)
-            && block.tag == tag
-            && block.run != NONE
-        {
+        if self.has_at(tag, guess) {
             return Some(guess);
         }
-        let same = |number: &u32| self.blocks.get(*number).is_some_and(|b| b.tag == tag);
-        self.by_tag.find(tag.0, same).copied()
+        let same = |number| self.blocks.get(number).is_some_and(|b| b.tag == tag);
+        self.by_tag.find(tag, same)
+    }
+
+    /// Whether the block of a tag is this one.
+    pub(super) fn has_at(&self, tag: Tag, number: u32) -> bool {
+        let block = self.blocks.get(number);
+        block.is_some_and(|block| block.tag == tag && block.run != NONE)
+    }
+
+    /// Fetches the place of a tag: it will be looked for soon.
+    pub(super) fn prefetch_tag(&self, tag: Tag) {
+        self.by_tag.prefetch(tag);
+    }
+
+    /// Fetches a run.
+    pub(super) fn prefetch_run(&self, number: u32) {
+        prefetch(self.runs.get(number));
     }
 
     /// Makes a block; it is found by its tag if `named`.
@@ -159,26 +170,15 @@ impl Tree {
         if named {
             let blocks = &self.blocks;
             self.by_tag
-                .insert_unique(block.tag.0, number, |at| hash_at(blocks, *at));
+                .insert(block.tag, number, |at| tag_at(blocks, at));
         }
         number
     }
 
     /// Makes a block that is found by its tag, unless the tag has one.
     pub(super) fn add_new_block(&mut self, block: Block) -> Option<u32> {
-        let blocks = &self.blocks;
-        let number = match self.free_blocks.last() {
-            Some(number) => *number,
-            None => u32::try_from(blocks.len()).unwrap_or(NONE),
-        };
-        let same = |other: &u32| blocks.get(*other).is_some_and(|b| b.tag == block.tag);
-        let hash = |at: &u32| hash_at(blocks, *at);
-        match self.by_tag.entry(block.tag.0, same, hash) {
-            Entry::Occupied(_) => return None,
-            Entry::Vacant(vacant) => drop(vacant.insert(number)),
-        }
-        self.put_block(block);
-        Some(number)
+        let known = self.find(block.tag, NONE).is_some();
+        (!known).then(|| self.add_block(block, true))
     }
 
     fn put_block(&mut self, block: Block) -> u32 {
@@ -202,9 +202,7 @@ impl Tree {
         let tag = block.tag;
         block.run = NONE;
         block.entry = NONE;
-        if let Ok(found) = self.by_tag.find_entry(tag.0, |at| *at == number) {
-            found.remove();
-        }
+        self.by_tag.remove(tag, number);
         self.free_blocks.push(number);
         self.used = self.used.saturating_sub(1);
     }
@@ -234,6 +232,14 @@ impl Tree {
         (parent.run == block.run && parent.depth < block.depth).then_some(block.parent)
     }
 
+    /// The tags from a block on upwards in its run, up to another one or to its head.
+    pub(super) fn tags_from(&self, number: u32, end: u32) -> impl Iterator<Item = Tag> + '_ {
+        let next = move |at: &u32| self.before(*at);
+        let blocks = core::iter::successors(Some(number), next);
+        let blocks = blocks.take_while(move |at| *at != end);
+        blocks.map(|at| tag_at(&self.blocks, at))
+    }
+
     /// The deepest resident block from `number` on upwards in its run.
     pub(super) fn resident_from(&self, number: u32) -> Option<u32> {
         let mut at = number;
@@ -250,6 +256,6 @@ impl Tree {
         self.blocks.memory_bytes()
             + self.runs.memory_bytes()
             + (self.free_blocks.capacity() + self.free_runs.capacity()) * size_of::<u32>()
-            + self.by_tag.allocation_size()
+            + self.by_tag.memory_bytes()
     }
 }

@@ -43,8 +43,7 @@ impl Th {
         let mut search = Search::default();
         let mut fresh = false;
         if self.queues.leaves_mut(rows).budget == 0 {
-            self.queues
-                .rebuild(&self.tree, &self.table, rows, self.now, budget);
+            self.look_anew(rows, budget);
             fresh = true;
         }
         while search.chosen.len() < need {
@@ -58,8 +57,7 @@ impl Th {
                 if fresh {
                     break;
                 }
-                self.queues
-                    .rebuild(&self.tree, &self.table, rows, self.now, budget);
+                self.look_anew(rows, budget);
                 fresh = true;
                 continue;
             };
@@ -84,6 +82,14 @@ impl Th {
             self.requeue(run);
         }
         search.chosen
+    }
+
+    /// Looks at all candidates, at their ages.
+    fn look_anew(&mut self, rows: u16, budget: usize) {
+        self.queues
+            .advance(&mut self.tree, &mut self.table, self.now);
+        self.queues
+            .rebuild(&self.tree, &self.table, rows, self.now, budget);
     }
 
     /// Whether a candidate is what it was when it was found. One that is not is followed by what

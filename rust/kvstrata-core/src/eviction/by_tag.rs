@@ -1,0 +1,296 @@
+//! Numbers by tag: a hash table whose operations each wait for memory once as a rule.
+//!
+//! A number is in the bucket of its tag, or in one of those behind it where that is full; a bucket
+//! is one line of the processor's caches and counts what had no room in it. Nothing is left behind
+//! by what is taken out, and growing is spread over the insertions that follow: no operation takes
+//! a time that grows with what is there, but for the making of an empty table.
+//!
+//! The owner keeps the tags: it is asked whether a number is the one in question.
+
+use super::request::Tag;
+use crate::sys::prefetch::prefetch;
+
+/// Numbers of a bucket.
+const SLOTS: usize = 12;
+/// Numbers of a bucket on average at which the table grows.
+const USED_SLOTS: usize = 9;
+
+/// Bytes of [`Bucket::prints`] that belong to slots.
+const PRINTS: u128 = (1 << (8 * SLOTS)) - 1;
+/// One in each byte.
+const ONES: u128 = u128::MAX / 0xff;
+/// What had no room in a bucket is counted above its prints.
+const MISSED: u128 = 1 << (8 * SLOTS);
+
+/// 12 slots.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
+struct Bucket {
+    /// A byte for each slot, 0 where it is free; above them, how many numbers had no room here.
+    prints: u128,
+    numbers: [u32; SLOTS],
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64);
+
+/// Slots of a bucket, as the highest bits of the bytes of their prints.
+struct Matches(u128);
+
+impl Iterator for Matches {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let bit = self.0.trailing_zeros();
+        self.0 &= self.0.wrapping_sub(1);
+        (bit < u128::BITS).then(|| usize::try_from(bit / 8).unwrap_or(SLOTS))
+    }
+}
+
+impl Bucket {
+    /// The slots with a print.
+    const fn matches(&self, print: u8) -> Matches {
+        #[expect(clippy::as_conversions, reason = "widened; From is not const")]
+        let differ = self.prints ^ (ONES * print as u128);
+        let low = ONES * 0x7f;
+        let zeros = !(((differ & low) + low) | differ | low);
+        Matches(zeros & PRINTS)
+    }
+
+    const fn has_missed(&self) -> bool {
+        self.prints >= MISSED
+    }
+
+    fn put(&mut self, print: u8, number: u32) -> bool {
+        let Some(slot) = self.matches(0).next() else {
+            self.prints = self.prints.saturating_add(MISSED);
+            return false;
+        };
+        self.prints |= u128::from(print) << (8 * slot);
+        if let Some(place) = self.numbers.get_mut(slot) {
+            *place = number;
+        }
+        true
+    }
+
+    fn clear(&mut self, slot: usize) {
+        self.prints &= !(0xff << (8 * slot));
+    }
+}
+
+/// Never 0, and of other bits than those that choose the bucket.
+fn print_of(tag: Tag) -> u8 {
+    u8::try_from(tag.0 >> 56).unwrap_or(1).max(1)
+}
+
+/// Buckets, a power of two of them.
+#[derive(Debug, Default)]
+struct Buckets(Vec<Bucket>);
+
+impl Buckets {
+    fn home(&self, tag: Tag) -> usize {
+        usize::try_from(tag.0).unwrap_or(0) & self.0.len().saturating_sub(1)
+    }
+
+    /// The numbers of the buckets in which a tag can be.
+    fn path(&self, tag: Tag) -> impl Iterator<Item = usize> + use<> {
+        let (home, all) = (self.home(tag), self.0.len());
+        (0..all).map(move |step| (home + step) & (all - 1))
+    }
+
+    fn find(&self, tag: Tag, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+        let print = print_of(tag);
+        for at in self.path(tag) {
+            let bucket = self.0.get(at)?;
+            for slot in bucket.matches(print) {
+                let number = bucket.numbers.get(slot).copied();
+                if number.is_some_and(&is_it) {
+                    return number;
+                }
+            }
+            if !bucket.has_missed() {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn put(&mut self, tag: Tag, number: u32) {
+        for at in self.path(tag) {
+            let bucket = self.0.get_mut(at);
+            if bucket.is_some_and(|bucket| bucket.put(print_of(tag), number)) {
+                return;
+            }
+        }
+    }
+
+    fn remove(&mut self, tag: Tag, number: u32) -> bool {
+        let print = print_of(tag);
+        let found = self.path(tag).find_map(|at| {
+            let bucket = self.0.get(at)?;
+            let is_it = |slot: &usize| bucket.numbers.get(*slot) == Some(&number);
+            match bucket.matches(print).find(is_it) {
+                Some(slot) => Some(Some((at, slot))),
+                None if bucket.has_missed() => None,
+                None => Some(None),
+            }
+        });
+        let Some((found, slot)) = found.flatten() else {
+            return false;
+        };
+        for at in self.path(tag) {
+            let Some(bucket) = self.0.get_mut(at) else {
+                break;
+            };
+            if at == found {
+                bucket.clear(slot);
+                break;
+            }
+            bucket.prints -= MISSED;
+        }
+        true
+    }
+}
+
+/// The table; see the module.
+#[derive(Debug, Default)]
+pub(super) struct ByTag {
+    buckets: Buckets,
+    /// The table before it grew, as far as it was not moved yet.
+    before: Buckets,
+    /// Buckets of that which were moved.
+    moved: usize,
+    length: usize,
+}
+
+impl ByTag {
+    /// Number of numbers.
+    pub(super) const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The number of a tag.
+    pub(super) fn find(&self, tag: Tag, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+        let found = self.buckets.find(tag, &is_it);
+        if self.before.0.is_empty() {
+            return found;
+        }
+        found.or_else(|| self.before.find(tag, is_it))
+    }
+
+    /// Adds a number, whose tag has none.
+    pub(super) fn insert(&mut self, tag: Tag, number: u32, tag_of: impl Fn(u32) -> Tag) {
+        if !self.before.0.is_empty() {
+            self.move_on(&tag_of);
+        } else if self.length >= self.buckets.0.len() * USED_SLOTS {
+            let twice = (2 * self.buckets.0.len()).max(1);
+            let next = Buckets(vec![Bucket::default(); twice]);
+            self.before = core::mem::replace(&mut self.buckets, next);
+        }
+        self.length += 1;
+        self.buckets.put(tag, number);
+    }
+
+    /// Moves the numbers of one bucket.
+    fn move_on(&mut self, tag_of: impl Fn(u32) -> Tag) {
+        let Some(bucket) = self.before.0.get_mut(self.moved) else {
+            self.before = Buckets::default();
+            self.moved = 0;
+            return;
+        };
+        self.moved += 1;
+        let numbers = bucket.numbers;
+        let mut used = [true; SLOTS];
+        for slot in bucket.matches(0) {
+            used.get_mut(slot)
+                .into_iter()
+                .for_each(|used| *used = false);
+        }
+        // What it counts stays: what had no room in it is found behind it.
+        bucket.prints &= !PRINTS;
+        for (number, _) in numbers.into_iter().zip(used).filter(|(_, used)| *used) {
+            self.buckets.put(tag_of(number), number);
+        }
+    }
+
+    /// Takes a number out; false if it is not there.
+    pub(super) fn remove(&mut self, tag: Tag, number: u32) -> bool {
+        let found = self.buckets.remove(tag, number) || self.before.remove(tag, number);
+        self.length -= usize::from(found);
+        found
+    }
+
+    /// Fetches the place of a tag: it will be looked for soon.
+    pub(super) fn prefetch(&self, tag: Tag) {
+        prefetch(self.buckets.0.get(self.buckets.home(tag)));
+    }
+
+    /// Bytes of memory held.
+    pub(super) const fn memory_bytes(&self) -> usize {
+        (self.buckets.0.capacity() + self.before.0.capacity()) * size_of::<Bucket>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tags that all begin in a few buckets, or are spread.
+    fn tag(number: u32, spread: bool) -> Tag {
+        let mixed = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Tag(if spread {
+            mixed ^ (mixed >> 29)
+        } else {
+            (mixed << 32) | u64::from(number % 3)
+        })
+    }
+
+    #[test]
+    fn what_was_put_in_is_found_until_it_is_taken_out() {
+        for (count, spread) in [(20_000, true), (300, false)] {
+            let mut numbers = ByTag::default();
+            let of = |number| tag(number, spread);
+            for number in 0..count {
+                numbers.insert(of(number), number, of);
+                let half = number / 2;
+                assert_eq!(
+                    numbers.find(of(half), |found| of(found) == of(half)),
+                    Some(half)
+                );
+            }
+            for number in (0..count).filter(|number| number % 3 == 0) {
+                assert!(numbers.remove(of(number), number));
+                assert!(!numbers.remove(of(number), number));
+            }
+            for number in 0..count + 50 {
+                let there = number % 3 != 0 && number < count;
+                let found = numbers.find(of(number), |found| of(found) == of(number));
+                assert_eq!(found, there.then_some(number), "{number}");
+            }
+            for number in (0..count).filter(|number| number % 3 == 0) {
+                numbers.insert(of(number), number, of);
+            }
+            let all = (0..count).all(|n| numbers.find(of(n), |found| found == n) == Some(n));
+            assert!(all && numbers.len() == usize::try_from(count).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_table_that_numbers_come_and_go_in_grows_no_more() {
+        let mut numbers = ByTag::default();
+        let of = |number| tag(number, true);
+        (0..1000).for_each(|number| numbers.insert(of(number), number, of));
+        let before = numbers.memory_bytes();
+        for number in 1000..100_000 {
+            assert!(numbers.remove(of(number - 1000), number - 1000));
+            numbers.insert(of(number), number, of);
+        }
+        assert!(numbers.memory_bytes() <= 2 * before);
+    }
+
+    #[test]
+    fn nothing_is_found_in_an_empty_table() {
+        let mut numbers = ByTag::default();
+        assert_eq!(numbers.find(Tag(7), |_| true), None);
+        assert!(!numbers.remove(Tag(7), 1));
+    }
+}
