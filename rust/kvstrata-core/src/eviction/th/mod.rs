@@ -8,6 +8,7 @@
 //! then: that of Gittins for the life times of jobs.
 
 mod feature;
+mod index;
 mod queues;
 mod request;
 mod table;

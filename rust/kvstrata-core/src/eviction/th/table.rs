@@ -4,6 +4,7 @@
 use hashbrown::HashMap;
 
 use super::feature::{FEATURES, Features, LEVELS, TICKS_PER_SECOND};
+use super::index;
 
 /// Bins of age: half octaves from a quarter of a second.
 pub(super) const BINS: usize = 44;
@@ -23,13 +24,11 @@ const DECAY: f32 = 0.99;
 const SWEEPS: usize = 4;
 /// Classes of their own; further ones share coarse classes.
 const CLASSES_MAX: usize = 4096;
-/// Horizon of [`Table::within_hour`], in seconds.
-const HOUR: f32 = 3600.0;
 
 /// Number of a class.
 pub(super) type ClassNumber = u16;
 
-type Bins = [f32; BINS];
+pub(super) type Bins = [f32; BINS];
 
 #[derive(Debug)]
 struct Row {
@@ -370,12 +369,7 @@ fn class_factor(row: &Row) -> f32 {
     row.main * seen
 }
 
-/// Computes a class's index at the beginning of each bin.
-///
-/// With S the probability of not having been used so far, the index at a point is the steepest way
-/// from there to a later point in the plane of (sum of S times width, sum of S times hazard): its
-/// numerator is the probability of a use until then, its denominator the expected time. Those ways
-/// lie on an upper hull, which one pass from the end finds.
+/// Computes a class's hazards, and from them its index at the beginning of each bin.
 fn score(
     row: &mut Row,
     global: &Bins,
@@ -391,43 +385,7 @@ fn score(
         let seen = (hits * weight + BIN_PSEUDO) / (reached * weight * prior + BIN_PSEUDO);
         *own = (prior * seen).clamp(0.0, 0.95);
     }
-    let (mut time, mut gain, mut survives) = (0.0_f32, 0.0_f32, 1.0_f32);
-    let mut elapsed = 0.0_f32;
-    let mut points = [(0.0_f32, 0.0_f32); BINS + 1];
-    row.within_hour = 0.0;
-    let bins = hazards.iter().zip(widths).zip(points.iter_mut().skip(1));
-    for ((hazard, width), point) in bins {
-        gain += survives * hazard;
-        time += survives * width * (1.0 - hazard / 2.0);
-        survives *= 1.0 - hazard;
-        elapsed += width;
-        if elapsed <= HOUR {
-            row.within_hour = gain;
-        }
-        *point = (time, gain);
-    }
-    hull.clear();
-    hull.extend(points.last());
-    let starts = points.iter().take(BINS);
-    for (index, start) in row.index.iter_mut().zip(starts).rev() {
-        // What lies below the way from here to the point after it is on no steepest way any more.
-        while let [.., far, near] = hull.as_slice()
-            && below(*start, *near, *far)
-        {
-            hull.pop();
-        }
-        *index = hull.last().map_or(0.0, |point| slope(*start, *point));
-        hull.push(*start);
-    }
-}
-
-/// Whether a point is not above the way from one before it to one behind it.
-fn below(start: (f32, f32), near: (f32, f32), far: (f32, f32)) -> bool {
-    (near.1 - start.1) * (far.0 - start.0) <= (far.1 - start.1) * (near.0 - start.0)
-}
-
-fn slope(from: (f32, f32), to: (f32, f32)) -> f32 {
-    (to.1 - from.1) / (to.0 - from.0).max(1e-9)
+    row.within_hour = index::compute(&hazards, widths, &mut row.index, hull);
 }
 
 #[expect(clippy::as_conversions, clippy::cast_precision_loss, reason = "counts")]
