@@ -7,6 +7,7 @@
     clippy::indexing_slicing,
     clippy::as_conversions,
     clippy::disallowed_methods,
+    clippy::needless_pass_by_value,
     clippy::missing_panics_doc,
     missing_docs,
     reason = "shared by several test programs, each of which uses a part"
