@@ -11,7 +11,7 @@ BENCH = mkdir -p "$${KVSTRATA_BENCH_DIR:=$(CURDIR)/.cache/bench}"; export KVSTRA
 .PHONY: help env wheel wheel-release demo demo-s3 lint format test test-rust test-places test-python test-long bench bench-recovery bench-manager bench-objects bench-lookups clean distclean
 
 help: ## List the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 env: ## Make .venv: tools, vLLM's CPU build, the wheel
 	@$(ENV) tools vllm wheel

@@ -42,7 +42,7 @@ OPEN_OBJECT_TIER = (
 # The beginnings of URLs by the kind of tier that takes them.
 OBJECT_SCHEMES = ("s3://", "gs://", "az://", "memory://")
 # Never read from an entry: it is shown in process lists and logs.
-SECRETS = ("access_key_id", "secret_access_key", "session_token", "credentials", "sas_token")
+SECRETS = ("access_key", "secret", "session_token", "credentials", "sas_token")
 PLUGIN = ("url", "model_identity", "enable_kv_events", "locality", "offload_policy")
 # Known to open_tier, but not the user's to set under a stock manager.
 RESERVED = ("manifest", "row_bytes", "arena", "honours_busy")

@@ -164,7 +164,7 @@ class Recorder:
     def _create(self) -> int:
         # Those of earlier processes, too: names begin with the time.
         there = sorted(self._options.directory.glob(f"*{recording.SUFFIX}"))
-        for oldest in there[: len(there) + 1 - self._options.files]:
+        for oldest in there[: max(0, len(there) + 1 - self._options.files)]:
             oldest.unlink(missing_ok=True)
         made = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._clock()))
         for number in range(1 << 20):

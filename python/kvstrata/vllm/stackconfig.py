@@ -140,7 +140,7 @@ def slots_of(extra_config: Mapping[str, Any]) -> str:
     """
     default = UNIFORM if extra_config.get(STOCK_TIERS) else EXACT
     slots = extra_config.get("slots", default)
-    if slots not in {EXACT, UNIFORM}:
+    if slots not in (EXACT, UNIFORM):
         msg = f"'slots' is {slots!r}, not {EXACT!r} or {UNIFORM!r}"
         raise kvstrata.ConfigError(msg)
     return str(slots)
@@ -168,7 +168,7 @@ def on_reset(extra: Mapping[str, Any]) -> str:
     :class:`kvstrata.ConfigError` for any other word.
     """
     chosen = extra.get("on_reset", RESET_ALL)
-    if chosen not in {RESET_ALL, RESET_CPU}:
+    if chosen not in (RESET_ALL, RESET_CPU):
         msg = f"'on_reset' is {chosen!r}, not {RESET_ALL!r} or {RESET_CPU!r}"
         raise kvstrata.ConfigError(msg)
     return str(chosen)

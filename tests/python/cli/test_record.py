@@ -154,6 +154,15 @@ def test_blocks_of_several_sizes_are_not_mixed(
     assert "blocks of 32 tokens, elsewhere of 16" in capsys.readouterr().err
 
 
+def test_a_recording_that_is_named_twice_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = record(tmp_path / "kept", [(0.0, hashes("a", 2), 1, None)])
+    out = str(tmp_path / "t")
+    assert entry.main(["record", str(path), str(path.parent), str(path), "--out", out]) == 0
+    assert "1 requests, 2 different blocks" in capsys.readouterr().out
+
+
 def test_a_directory_without_recordings_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,7 +226,7 @@ def test_an_engine_records_prompts_and_not_answers(
 
 
 def test_files_are_bounded_in_size_and_number(start: Callable[..., Engine]) -> None:
-    engine = start(file_bytes=600, files=3)
+    engine = start(file_bytes=600, files=6)
     for number in range(40):
         request = engine.request(hashes(f"{number}", 8))
         engine.recorder.arrived(request, None)
@@ -225,7 +234,7 @@ def test_files_are_bounded_in_size_and_number(start: Callable[..., Engine]) -> N
     engine.recorder.close()
     assert engine.recorder.lost == 0
     files = engine.files()
-    assert len(files) == 3
+    assert len(files) == 6
     assert all(path.stat().st_size < 1200 for path in files)
 
 

@@ -133,11 +133,16 @@ def files_of(places: Iterable[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for place in places:
-        found += sorted(place.glob(f"*{recording.SUFFIX}")) if place.is_dir() else [place]
+        named = sorted(place.glob(f"*{recording.SUFFIX}")) if place.is_dir() else [place]
+        found += [path for path in named if not any(_is_same(path, other) for other in found)]
     if not found:
         msg = "no recordings there (files that end with .kvrec)"
         raise UnreadableError(msg)
     return found
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return path.resolve() == other.resolve()
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
