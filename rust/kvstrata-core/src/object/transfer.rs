@@ -157,7 +157,17 @@ pub async fn get_header(store: &Store, row: &Row) -> Result<(), ReadFault> {
         range: Some(GetRange::Bounded(0..wide(HEADER_BYTES))),
         ..GetOptions::default()
     };
-    let result = store.get_opts(&row.path, options).await?;
+    let result = match store.get_opts(&row.path, options).await {
+        Ok(result) => result,
+        Err(error) => {
+            let failure = Failure::of(&error);
+            return Err(if failure.kind == FailureKind::OutOfRange {
+                ReadFault::Foreign(None, "is empty")
+            } else {
+                ReadFault::Failed(failure)
+            });
+        }
+    };
     let tag = result.meta.e_tag.clone();
     if result.meta.size != row.object_bytes() {
         return Err(ReadFault::Foreign(tag, "has another length"));
