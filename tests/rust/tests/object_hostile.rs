@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use kvstrata_core::job::Outcome;
 use kvstrata_core::key::GroupId;
 use kvstrata_core::object::ObjectOptions;
+use kvstrata_core::tier::CircuitLimits;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
-use object_support::{open, open_hasty, options, row_names};
+use object_support::{open, open_hasty, open_with, options, row_names};
 use tier_support::{Harness, keys};
 
 /// Jobs of one small row each.
@@ -83,4 +84,45 @@ fn many_rows_that_wait_are_removed_in_one_pass() {
     assert!(begun.elapsed() < LATEST, "{:?}", begun.elapsed());
     bucket.heal();
     assert_eq!(ends(&harness), [Outcome::Dropped; JOBS]);
+}
+
+#[test]
+fn answers_that_say_they_are_endless_cost_their_requests_alone() {
+    let bucket = Bucket::start().unwrap();
+    // Its circuit never opens.
+    let mut harness = open_hasty(options(&bucket.endpoint()), 4);
+    let own = keys(0..2);
+    assert_eq!(harness.store(&own), [Outcome::Ok; 2]);
+    for status in [200, 206, 403, 500] {
+        bucket.rule(Rule::all(BucketFault::Endless(status)));
+        let outcomes = harness.load(&own);
+        assert!(!outcomes.contains(&Outcome::Ok), "{status}: {outcomes:?}");
+        harness.store(&keys(2..4));
+        harness.tier.lookup(&keys(4..6)).unwrap();
+        let other = ObjectOptions {
+            required: false,
+            ..options(&bucket.endpoint())
+        };
+        let unusable = open_with(other, 4, None, CircuitLimits::default());
+        assert_eq!(unusable.tier.stats().unwrap()["health"], "unusable");
+        bucket.heal();
+    }
+    harness.store_all(&own);
+    assert_eq!(harness.load(&own), [Outcome::Ok; 2]);
+}
+
+#[test]
+fn a_listing_that_says_it_is_endless_fails() {
+    let bucket = Bucket::start().unwrap();
+    for status in [200, 500] {
+        bucket.rule(Rule {
+            part: "/rows/0".to_owned(),
+            ..Rule::rows(&[Method::List], BucketFault::Endless(status))
+        });
+        // Opened when its listing has ended or failed.
+        let harness = open(options(&bucket.endpoint()), 4);
+        let stats = harness.tier.stats().unwrap();
+        assert_eq!(stats["last_error"]["operation"], "list", "{status}");
+        bucket.heal();
+    }
 }
