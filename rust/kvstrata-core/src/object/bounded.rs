@@ -24,8 +24,8 @@ pub(super) struct Bounded<Service> {
 }
 
 impl<Service> Bounded<Service> {
-    /// Most bytes of the answer to a request, where it is read at once; `None`: it is read piece by
-    /// piece, or not at all. And of a part of an object.
+    /// Most bytes of the whole answer to a request, and of one with the part of an object that was
+    /// asked for. `None`: it is read piece by piece, or not at all.
     fn bounds(&self, request: &HttpRequest) -> (Option<usize>, Option<usize>) {
         let query = request.uri().query().unwrap_or("");
         let lists = |pair: &str| pair == "list-type=2" || pair == "comp=list";
@@ -55,11 +55,8 @@ impl<Service: HttpService> HttpService for Bounded<Service> {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (whole, part) = self.bounds(&request);
         let (parts, body) = self.service.call(request).await?.into_parts();
-        let bound = if parts.status == StatusCode::PARTIAL_CONTENT {
-            part
-        } else {
-            whole
-        };
+        let partial = parts.status == StatusCode::PARTIAL_CONTENT;
+        let bound = part.filter(|_| partial).or(whole);
         let body = if parts.status.is_client_error() || parts.status.is_server_error() {
             let (mut bytes, _) = read(body, ERROR_BYTES_MAX).await?;
             bytes.truncate(ERROR_BYTES_MAX);
