@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from kvstrata.cli.simulate import command as simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+# As shells have it for SIGINT.
+INTERRUPTED = 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,7 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status. argparse itself exits with 2 on bad input."""
     options = build_parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    try:
+        status = run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read has seen enough; what is left is not written at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
 
 
 def _version() -> str:

@@ -121,6 +121,20 @@ fn scaled(number: &str, scale: u64) -> Option<u64> {
     u64::try_from(total).ok()
 }
 
+/// A URL as it may be told: without its query and fragment, and where it may hold credentials
+/// without anything but its scheme.
+pub(crate) fn shown(url: &str) -> String {
+    if url.contains('@') {
+        let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+        return match scheme.filter(|scheme| !scheme.contains(['@', '?', '#'])) {
+            Some(scheme) => format!("{scheme}://..."),
+            None => "...".to_owned(),
+        };
+    }
+    let kept = url.split(['?', '#']).next();
+    kept.unwrap_or("").to_owned()
+}
+
 /// The directory that `url` names: a path or a `file://` URL without a host.
 ///
 /// # Errors
@@ -129,14 +143,16 @@ fn scaled(number: &str, scale: u64) -> Option<u64> {
 pub fn parse_url(url: &str) -> Result<PathBuf> {
     let path = match url.split_once("://") {
         Some(("file", rest)) if rest.starts_with('/') => rest.to_owned(),
-        Some(("file", rest)) => {
+        Some(("file", _)) => {
             return Err(Error::config(format!(
-                "url: {url:?} names a host or a relative path ({rest:?}); write file:///absolute/path"
+                "url: {:?} names a host or a relative path; write file:///absolute/path",
+                shown(url)
             )));
         }
-        Some((scheme, _)) => {
+        Some(_) => {
             return Err(Error::config(format!(
-                "url: the scheme {scheme:?} of {url:?} is not supported; a path or file:// is"
+                "url: the scheme of {:?} is not supported; a path or file:// is",
+                shown(url)
             )));
         }
         None => url.to_owned(),
@@ -147,7 +163,10 @@ pub fn parse_url(url: &str) -> Result<PathBuf> {
         ));
     }
     if path.contains('\0') {
-        return Err(Error::config(format!("url: {url:?} contains a NUL byte")));
+        return Err(Error::config(format!(
+            "url: {:?} contains a NUL byte",
+            shown(url)
+        )));
     }
     Ok(PathBuf::from(path))
 }
@@ -272,6 +291,26 @@ mod tests {
         assert_eq!(Size::Percent(5.0).resolve(1000), 50);
         assert_eq!(Size::Percent(100.0).resolve(u64::MAX), u64::MAX);
         assert_eq!(Size::Bytes(7).resolve(1), 7);
+    }
+
+    #[test]
+    fn urls_are_told_without_what_may_be_secret() {
+        for (url, told) in [
+            ("http://h:1/x", "http://h:1/x"),
+            ("http://h/x?sig=secret", "http://h/x"),
+            ("http://h#secret", "http://h"),
+            ("http://me:secret@h/x", "http://..."),
+            ("http://me:se?secret@h", "http://..."),
+            ("http://h?sig=a@secret", "http://..."),
+            ("me:secret@h", "..."),
+            ("me:secret@h://x", "..."),
+        ] {
+            assert_eq!(shown(url), told);
+        }
+        for url in ["file://me:secret@h/x", "s4://b?secret", "\0?secret"] {
+            let error = parse_url(url).unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,25 @@ def test_every_command_says_how_it_is_used(
         entry.main([*command, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: kvstrata")
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "kvstrata.cli.main", "ls", str(tmp_path), "--json"]
+    with os.fdopen(written, "wb") as closed:
+        done = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_command_says_so_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert entry.main(["demo"]) == entry.INTERRUPTED == 130
 
 
 def test_the_demo_runs_both_shapes_unless_told_otherwise() -> None:

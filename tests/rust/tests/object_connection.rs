@@ -90,6 +90,20 @@ fn a_wrong_secret_is_answered_403_and_no_more_than_four_characters_of_the_key_ar
 }
 
 #[test]
+fn credentials_and_a_region_that_end_in_a_newline_are_taken_without_it() {
+    let server = S3sServer::start();
+    let mut mounted = options(&server.endpoint());
+    mounted.region = Some("us-east-1\n".to_owned());
+    let Environment(variables) = &mut mounted.environment;
+    for value in variables.values_mut() {
+        value.push('\n');
+    }
+    let mut harness = open(mounted, 4);
+    assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
+    assert_eq!(harness.load(&keys(0..1)), [Outcome::Ok]);
+}
+
+#[test]
 fn every_body_comes_with_its_checksum() {
     let bucket = Bucket::start().unwrap();
     let mut harness = open(options(&bucket.endpoint()), 8);

@@ -52,6 +52,28 @@ fn a_reset_is_recorded_before_it_says_so_and_takes_the_next_number() {
 }
 
 #[test]
+fn an_epoch_that_begins_while_a_tier_opens_is_not_taken_for_a_lost_one() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open(options(&bucket.endpoint()), 4);
+    assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
+    let listings = || bucket.seen(Method::List, "/rows/");
+    let before = listings();
+    bucket.rule(Rule::rows(&[Method::List], BucketFault::Hold));
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| open(options(&bucket.endpoint()), 4));
+        eventually("its rows are being listed", || listings() > before);
+        // A peer's reset, and its first row.
+        for name in bucket.names() {
+            let next = name.replace("/0000000001", "/0000000002");
+            bucket.put(&next, bucket.get(&name).unwrap());
+        }
+        bucket.heal();
+        assert_eq!(epoch(&opening.join().unwrap()), "0000000002");
+    });
+    assert_eq!(records(&bucket), ["0000000001", "0000000002"]);
+}
+
+#[test]
 fn a_reset_that_cannot_be_recorded_serves_nothing_until_one_is() {
     let bucket = Bucket::start().unwrap();
     let mut harness = open(options(&bucket.endpoint()), 4);

@@ -129,6 +129,17 @@ fn a_lookup_that_gets_no_answer_is_a_miss_after_its_bound() {
 }
 
 #[test]
+fn an_answer_that_takes_longer_than_it_is_believed_is_an_answer() {
+    let bucket = Bucket::start().unwrap();
+    let mut options = options(&bucket.endpoint());
+    options.limits.absent_for = Duration::from_millis(200);
+    let harness = unlisted(&bucket, options);
+    let slow = BucketFault::Latency(Duration::from_millis(600));
+    bucket.rule(Rule::rows(&[Method::Head], slow));
+    assert_eq!(found_in_the_end(&harness, &keys(0..1)), [false]);
+}
+
+#[test]
 fn more_unknown_keys_than_may_be_asked_for_are_misses() {
     let bucket = Bucket::start().unwrap();
     let mut options = options(&bucket.endpoint());

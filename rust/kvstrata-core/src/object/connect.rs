@@ -8,6 +8,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, RetryConfig};
 
+use crate::config::shown;
 use crate::error::{Error, Result};
 use crate::object::connector::Connector;
 use crate::object::credentials::FileCredentials;
@@ -119,7 +120,7 @@ fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<S
     {
         builder = builder.with_credentials(Arc::new(file));
     }
-    if let Some(region) = &options.region {
+    if let Some(region) = options.region() {
         builder = builder.with_region(region);
     }
     if let Some(endpoint) = &options.endpoint {
@@ -168,9 +169,10 @@ fn gcs(options: &ObjectOptions) -> Result<Store> {
         return Err(Error::config("endpoint: not for gs://"));
     }
     let mut builder = GoogleCloudStorageBuilder::new();
-    for (name, value) in &options.environment.0 {
+    for name in options.environment.0.keys() {
         if let Ok(key) = GoogleConfigKey::from_str(&name.to_ascii_lowercase())
             && name.starts_with("GOOGLE_")
+            && let Some(value) = options.environment.get(name)
         {
             builder = builder.with_config(key, value);
         }
@@ -187,9 +189,10 @@ fn gcs(options: &ObjectOptions) -> Result<Store> {
 
 fn azure(options: &ObjectOptions) -> Result<Store> {
     let mut builder = MicrosoftAzureBuilder::new();
-    for (name, value) in &options.environment.0 {
+    for name in options.environment.0.keys() {
         if let Ok(key) = AzureConfigKey::from_str(&name.to_ascii_lowercase())
             && name.starts_with("AZURE_")
+            && let Some(value) = options.environment.get(name)
         {
             builder = builder.with_config(key, value);
         }
@@ -217,8 +220,9 @@ fn check_url(url: &str) -> Result<()> {
     match reqwest::Url::parse(url) {
         Ok(parsed) if parsed.has_host() => Ok(()),
         _ => Err(Error::config(format!(
-            "endpoint: {url:?} is no URL of a host (addressing=\"virtual\" needs a name, not an \
-             address)"
+            "endpoint: {:?} is no URL of a host (addressing=\"virtual\" needs a name, not an \
+             address)",
+            shown(url)
         ))),
     }
 }

@@ -7,6 +7,7 @@ use object_store::aws::AwsCredentialProvider;
 use object_store::client::{ClientConfigKey, HttpClient, HttpConnector};
 use reqwest::redirect::Policy;
 
+use crate::object::bounded::Bounded;
 use crate::object::resolver::Resolver;
 use crate::object::signing::SigningClient;
 use crate::sys::sync::Arc;
@@ -94,12 +95,19 @@ impl HttpConnector for Connector {
                 store: "HTTP client",
                 source: Box::new(error),
             })?;
+        let for_credentials = asked != own;
         Ok(match &self.signer {
-            None => HttpClient::new(client),
-            Some((credentials, region)) => HttpClient::new(SigningClient {
-                client,
-                credentials: Arc::clone(credentials),
-                region: region.clone(),
+            None => HttpClient::new(Bounded {
+                service: client,
+                for_credentials,
+            }),
+            Some((credentials, region)) => HttpClient::new(Bounded {
+                service: SigningClient {
+                    client,
+                    credentials: Arc::clone(credentials),
+                    region: region.clone(),
+                },
+                for_credentials,
             }),
         })
     }

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
+use crate::config::shown;
 use crate::object::Scheme;
 use crate::object::options::Environment;
 use crate::sys::clock::{Clock, SystemClock};
@@ -110,9 +111,11 @@ fn places_of_s3(environment: &Environment) -> String {
         Some(name) => format!("the container's role by {name} gave none"),
         None => format!(
             "the instance's role by {} gave none",
-            environment
-                .get("AWS_METADATA_ENDPOINT")
-                .unwrap_or("http://169.254.169.254")
+            shown(
+                environment
+                    .get("AWS_METADATA_ENDPOINT")
+                    .unwrap_or("http://169.254.169.254")
+            )
         ),
     };
     format!(
@@ -130,7 +133,10 @@ fn parse(text: &str, profile: &str) -> Option<AwsCredential> {
         if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             within = name.trim() == profile;
         } else if let Some((name, value)) = line.split_once('=').filter(|_| within) {
-            let value = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
+            // The client would panic at what cannot stand in a header.
+            let sound =
+                |value: &String| !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());
+            let value = Some(value.trim().to_owned()).filter(sound);
             match name.trim() {
                 "aws_access_key_id" => key_id = value,
                 "aws_secret_access_key" => secret_key = value,
@@ -225,6 +231,9 @@ mod tests {
             (other.key_id.as_str(), other.token.as_deref()),
             ("C", Some("E"))
         );
+        let strange = text.replace("=F", "=F\u{1}\naws_secret_access_key=G");
+        assert!(parse(&strange, "half").is_none());
+        assert!(parse(&strange.replace('\u{1}', ""), "half").is_some());
         assert!(of("half").is_none() && of("none").is_none());
     }
 }

@@ -15,6 +15,8 @@ pub enum FailureKind {
     Exists,
     /// The object is not the one that was meant.
     Changed,
+    /// The object has none of the bytes that were asked for (416).
+    OutOfRange,
     /// The credentials do not suffice (401, 403).
     Denied,
     /// There are no credentials.
@@ -55,6 +57,7 @@ impl FailureKind {
             Self::Missing => "not_found",
             Self::Exists => "already_exists",
             Self::Changed => "changed",
+            Self::OutOfRange => "out_of_range",
             Self::Denied => "denied",
             Self::NoCredentials => "no_credentials",
             Self::NoBucket => "no_bucket",
@@ -87,7 +90,12 @@ impl FailureKind {
     pub const fn is_of_server(self) -> bool {
         !matches!(
             self,
-            Self::Missing | Self::Exists | Self::Changed | Self::Full | Self::Unsupported
+            Self::Missing
+                | Self::Exists
+                | Self::Changed
+                | Self::OutOfRange
+                | Self::Full
+                | Self::Unsupported
         )
     }
 
@@ -241,6 +249,7 @@ fn kind_of_status(chain: &str) -> Option<FailureKind> {
         301..=308 | 400 | 405 => FailureKind::Addressing,
         401 | 403 => FailureKind::Denied,
         404 => FailureKind::Missing,
+        416 => FailureKind::OutOfRange,
         408 | 429 | 503 => FailureKind::Throttled,
         501 => FailureKind::Unsupported,
         507 => FailureKind::Full,
@@ -288,6 +297,7 @@ mod tests {
             ("status code: 507 x", FailureKind::Full),
             ("status code: 400 x", FailureKind::Addressing),
             ("status code: 301 x", FailureKind::Addressing),
+            ("status code: 416 x", FailureKind::OutOfRange),
         ] {
             assert_eq!(kind_of_status(text), Some(kind), "{text}");
         }

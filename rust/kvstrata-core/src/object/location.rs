@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::config::shown;
 use crate::error::{Error, Result};
 
 /// What kind of server a URL names.
@@ -65,7 +66,7 @@ impl Location {
                 scheme.as_str()
             )));
         }
-        let wrong = |why: &str| Error::config(format!("url: {url:?} {why}"));
+        let wrong = |why: &str| Error::config(format!("url: {:?} {why}", shown(url)));
         if rest.contains(['?', '#', '\\', '\0']) {
             return Err(wrong("contains a character that no name of ours has"));
         }
@@ -146,7 +147,13 @@ mod tests {
         ] {
             assert!(Location::parse(url).is_err(), "{url}");
         }
-        let error = Location::parse("s3://me:secret@host/x").unwrap_err();
-        assert!(!error.to_string().contains("secret"), "{error}");
+        for url in [
+            "s3://me:secret@host/x",
+            "s3://b/x?secret",
+            "s3://b/x#secret",
+        ] {
+            let error = Location::parse(url).unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! Nothing here knows jobs: it names objects, writes and checks their headers, moves one row
 //! between a slot and an object, and says in a word what failed. `tier::object` does the rest.
 
+mod bounded;
 pub mod connect;
 mod connector;
 mod credentials;

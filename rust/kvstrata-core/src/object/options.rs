@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::config::DEADLINE_MAX;
+use crate::config::{DEADLINE_MAX, shown};
 use crate::error::{Error, Result};
 use crate::key::GroupId;
 use crate::namespace::Manifest;
@@ -53,15 +53,25 @@ impl Addressing {
     }
 }
 
+/// Variables whose values stand in headers of requests.
+const HEADER_VARIABLES: [&str; 5] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+];
+
 /// Variables of the environment, which the caller has read: names and values. Shown without values.
 #[derive(Clone, Default)]
 pub struct Environment(pub BTreeMap<String, String>);
 
 impl Environment {
-    /// The value of a variable that is set and not empty.
+    /// The value of a variable that is set and not empty, without the space around it: what is
+    /// read from a file often ends in a newline.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        let value = self.0.get(name).map(String::as_str);
+        let value = self.0.get(name).map(|value| value.trim());
         value.filter(|value| !value.is_empty())
     }
 }
@@ -134,8 +144,32 @@ impl ObjectOptions {
                 "bytes_in_flight_max: is 0; at least 1 is needed",
             ));
         }
+        self.check_headers()?;
         self.check_endpoint()?;
         Manifest::new(self.identity.clone(), &self.row_bytes)
+    }
+
+    /// The region to sign for, where one is given.
+    pub(super) fn region(&self) -> Option<&str> {
+        let region = self.region.as_deref().map(str::trim);
+        region.filter(|region| !region.is_empty())
+    }
+
+    /// Refuses what cannot stand in a request's header: the client would panic.
+    fn check_headers(&self) -> Result<()> {
+        let given = HEADER_VARIABLES
+            .iter()
+            .filter_map(|name| Some((*name, self.environment.get(name)?)))
+            .chain(self.region().map(|region| ("region", region)));
+        for (name, value) in given {
+            if !value.chars().all(|c| c.is_ascii_graphic()) {
+                return Err(Error::config(format!(
+                    "{name}: has a space, a control or another character that no header of a \
+                     request may have"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn check_endpoint(&self) -> Result<()> {
@@ -154,7 +188,8 @@ impl ObjectOptions {
         let host = match endpoint.split_once("://") {
             Some(("http", _)) if !self.allow_http => {
                 return Err(Error::config(format!(
-                    "endpoint: {endpoint:?} is plain HTTP; allow_http=True allows that"
+                    "endpoint: {:?} is plain HTTP; allow_http=True allows that",
+                    shown(endpoint)
                 )));
             }
             Some(("http" | "https", host)) => host,
@@ -162,7 +197,8 @@ impl ObjectOptions {
         };
         if host.is_empty() || host.contains(['?', '#', ' ']) {
             return Err(Error::config(format!(
-                "endpoint: {endpoint:?} is not http://host:port or https://host:port"
+                "endpoint: {:?} is not http://host:port or https://host:port",
+                shown(endpoint)
             )));
         }
         Ok(())
@@ -248,11 +284,44 @@ mod tests {
             ("h:1", true),
             ("ftp://h", true),
             ("https://", true),
-            ("https://a:b@h", true),
+            ("https://a:secret@h", true),
+            ("https://h?secret", true),
+            ("http://h?secret", false),
+            ("ftp://h#secret", true),
         ] {
             let error = options(Some(endpoint), allow_http).validate().unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
             assert!(error.to_string().starts_with("endpoint"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_no_header_may_have_is_refused_by_its_name_and_space_around_it_is_not() {
+        let with = |name: &str, value: &str| {
+            let mut with = options(None, false);
+            let Environment(variables) = &mut with.environment;
+            variables.insert(name.to_owned(), value.to_owned());
+            with
+        };
+        for name in HEADER_VARIABLES {
+            let ended = with(name, " value\r\n");
+            assert!(ended.validate().is_ok(), "{name}");
+            assert_eq!(ended.environment.get(name), Some("value"));
+            for wrong in ["a\nsecret", "a secret", "a\u{7f}secret", "\u{e9}secret"] {
+                let error = with(name, wrong).validate().unwrap_err().to_string();
+                assert!(error.starts_with(&format!("{name}: ")), "{error}");
+                assert!(!error.contains("secret"), "{error}");
+            }
+        }
+        let mut region = options(None, false);
+        region.region = Some("eu-1\n".to_owned());
+        assert_eq!(
+            (region.validate().is_ok(), region.region()),
+            (true, Some("eu-1"))
+        );
+        region.region = Some("eu\n1".to_owned());
+        let error = region.validate().unwrap_err().to_string();
+        assert!(error.starts_with("region: "), "{error}");
     }
 
     #[test]

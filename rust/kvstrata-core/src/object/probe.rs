@@ -56,8 +56,10 @@ pub async fn probe(store: &Store, path: &Path) -> Result<BucketFacts, Failure> {
         }
     };
     let read = tell("get", store.get(path).await)?;
-    let read = tell("get", read.bytes().await)?;
-    if read != BODY {
+    // Of another length it is not even read: there might be no room for it.
+    let same =
+        u64::try_from(BODY.len()) == Ok(read.meta.size) && tell("get", read.bytes().await)? == BODY;
+    if !same {
         let text = "get: the bytes are not those that were put";
         return Err(Failure::new(FailureKind::Other, text));
     }

@@ -157,7 +157,17 @@ pub async fn get_header(store: &Store, row: &Row) -> Result<(), ReadFault> {
         range: Some(GetRange::Bounded(0..wide(HEADER_BYTES))),
         ..GetOptions::default()
     };
-    let result = store.get_opts(&row.path, options).await?;
+    let result = match store.get_opts(&row.path, options).await {
+        Ok(result) => result,
+        Err(error) => {
+            let failure = Failure::of(&error);
+            return Err(if failure.kind == FailureKind::OutOfRange {
+                ReadFault::Foreign(None, "is empty")
+            } else {
+                ReadFault::Failed(failure)
+            });
+        }
+    };
     let tag = result.meta.e_tag.clone();
     if result.meta.size != row.object_bytes() {
         return Err(ReadFault::Foreign(tag, "has another length"));
@@ -235,12 +245,15 @@ pub async fn is_there(store: &Store, path: &Path, row_bytes: usize) -> Result<bo
     }
 }
 
-/// Deletes an object if it is still the one with this `ETag`. Between the look and the deletion a
+/// Deletes an object if it is still the one with this `ETag`; nothing where there is none. Between the look and the deletion a
 /// peer may have written a good one: then a good one is gone, which costs a miss.
 ///
 /// # Errors
 /// The failure of either request; nothing to delete is fine.
 pub async fn delete_if(store: &Store, path: &Path, tag: Option<&str>) -> Result<bool, Failure> {
+    if tag.is_none() {
+        return Ok(false);
+    }
     let missing = |error: &object_store::Error| {
         let failure = Failure::of(error);
         if failure.kind == FailureKind::Missing {
@@ -253,11 +266,42 @@ pub async fn delete_if(store: &Store, path: &Path, tag: Option<&str>) -> Result<
         Ok(meta) => meta,
         Err(error) => return missing(&error),
     };
-    if tag.is_some() && meta.e_tag.as_deref() != tag {
+    if meta.e_tag.as_deref() != tag {
         return Ok(false);
     }
     match store.delete(path).await {
         Ok(()) => Ok(true),
         Err(error) => missing(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::memory_store;
+
+    #[test]
+    fn only_the_object_that_was_meant_is_deleted() {
+        let store = memory_store();
+        let path = Path::from("a/row");
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(async {
+            let put = store.put(&path, PutPayload::from_static(b"one")).await;
+            let old = put.unwrap().e_tag;
+            let put = store.put(&path, PutPayload::from_static(b"two")).await;
+            let new = put.unwrap().e_tag;
+            assert!(old != new && new.is_some());
+            for other in [None, old.as_deref()] {
+                assert!(!delete_if(&store, &path, other).await.unwrap());
+                assert!(is_there_at_all(&store, &path).await);
+            }
+            assert!(delete_if(&store, &path, new.as_deref()).await.unwrap());
+            assert!(!is_there_at_all(&store, &path).await);
+            assert!(!delete_if(&store, &path, new.as_deref()).await.unwrap());
+        });
+    }
+
+    async fn is_there_at_all(store: &Store, path: &Path) -> bool {
+        store.head(path).await.is_ok()
     }
 }

@@ -172,10 +172,11 @@ impl Verdicts {
         self.set(key, pack(fact, tick), tick);
     }
 
-    /// Notes the answer to a question that was asked at `asked`. One asked no later than what is
-    /// believed already became known changes nothing: the answer may be older.
-    pub fn answer(&self, key: u64, fact: Fact, asked: Instant) {
-        let tick = self.tick(asked);
+    /// Notes the answer, arrived at `now`, to a question that was asked at `asked`. One asked no
+    /// later than what is believed already became known changes nothing: the answer may be older.
+    /// It is believed from its arrival on: else a slow one would be forgotten before it is of use.
+    pub fn answer(&self, key: u64, fact: Fact, asked: Instant, now: Instant) {
+        let (asked, tick) = (self.tick(asked), self.tick(now));
         let Some(shard) = self.shards.get(shard_of(key)) else {
             return;
         };
@@ -184,7 +185,7 @@ impl Verdicts {
         if entry == 0 {
             self.make_room(&mut shard, tick);
             shard.set(key, pack(fact, tick));
-        } else if tick > tick_of(entry) {
+        } else if asked > tick_of(entry) {
             let verified = fact_of(entry) == Some(Fact::Verified) && fact == Fact::Listed;
             shard.set(
                 key,
@@ -265,8 +266,8 @@ mod tests {
     fn beliefs_expire_absence_first() {
         let now = SystemClock.now();
         let verdicts = verdicts(now);
-        verdicts.answer(1, Fact::Listed, now);
-        verdicts.answer(2, Fact::Absent, now);
+        verdicts.answer(1, Fact::Listed, now, now);
+        verdicts.answer(2, Fact::Absent, now, now);
         assert_eq!(
             verdicts.look(&[2, 1, 3], now),
             [Some(Fact::Absent), Some(Fact::Listed), None]
@@ -282,13 +283,26 @@ mod tests {
         let verdicts = verdicts(now);
         let asked = now + SECOND;
         verdicts.note(1, Fact::Verified, now + 2 * SECOND);
-        verdicts.answer(1, Fact::Absent, asked);
+        verdicts.answer(1, Fact::Absent, asked, asked);
         assert_eq!(one(&verdicts, 1, now + 2 * SECOND), Some(Fact::Verified));
         verdicts.note(1, Fact::Absent, now + 3 * SECOND);
-        verdicts.answer(1, Fact::Listed, now + 3 * SECOND);
+        verdicts.answer(1, Fact::Listed, now + 3 * SECOND, now + 3 * SECOND);
         assert_eq!(one(&verdicts, 1, now + 3 * SECOND), Some(Fact::Absent));
-        verdicts.answer(1, Fact::Listed, now + 4 * SECOND);
+        verdicts.answer(1, Fact::Listed, now + 4 * SECOND, now + 4 * SECOND);
         assert_eq!(one(&verdicts, 1, now + 4 * SECOND), Some(Fact::Listed));
+    }
+
+    #[test]
+    fn an_answer_that_took_longer_than_it_is_believed_is_believed_from_its_arrival_on() {
+        let now = SystemClock.now();
+        let verdicts = verdicts(now);
+        verdicts.answer(1, Fact::Absent, now, now + 5 * SECOND);
+        assert_eq!(one(&verdicts, 1, now + 6 * SECOND), Some(Fact::Absent));
+        assert_eq!(one(&verdicts, 1, now + 7 * SECOND), None);
+        // Asked before an event and answered after it: of before it, however late it comes.
+        verdicts.note(2, Fact::Verified, now + SECOND);
+        verdicts.answer(2, Fact::Absent, now, now + 5 * SECOND);
+        assert_eq!(one(&verdicts, 2, now + 5 * SECOND), Some(Fact::Verified));
     }
 
     #[test]
@@ -296,7 +310,7 @@ mod tests {
         let now = SystemClock.now();
         let verdicts = verdicts(now);
         verdicts.note(1, Fact::Verified, now);
-        verdicts.answer(1, Fact::Listed, now + SECOND);
+        verdicts.answer(1, Fact::Listed, now + SECOND, now + SECOND);
         assert_eq!(one(&verdicts, 1, now + SECOND), Some(Fact::Verified));
     }
 

@@ -42,6 +42,9 @@ pub enum BucketFault {
     Truncate,
     /// Its answer is of half the length, and says so.
     Short,
+    /// It is answered with this status and far more bytes than there is room for, of which some
+    /// come before the connection is closed.
+    Endless(u16),
     /// One bit of its answer's body is wrong.
     WrongBody,
     /// It is done, and never answered.

@@ -18,6 +18,10 @@ use super::{BucketFault, Method, Shared, Style, locked};
 
 /// Objects up to this size, which are no rows, are always kept.
 const SMALL_BYTES: usize = 16 << 10;
+/// More bytes than anybody has room for.
+const ENDLESS: u64 = 1 << 60;
+/// Pieces of 16 KiB that come of them.
+const SOME_PIECES: usize = 16;
 /// Name of the bucket.
 const NAME: &str = "bucket";
 
@@ -189,6 +193,17 @@ fn send(
         }
         Some(BucketFault::LoseAnswer) => {
             reset(stream);
+            return Ok(false);
+        }
+        Some(BucketFault::Endless(status)) => {
+            let head = format!("HTTP/1.1 {status} Status\r\nContent-Length: {ENDLESS}\r\n\r\n");
+            stream.write_all(head.as_bytes())?;
+            if method != Method::Head {
+                for _ in 0..SOME_PIECES {
+                    stream.write_all(&[b'x'; SMALL_BYTES])?;
+                }
+            }
+            stream.shutdown(Shutdown::Both)?;
             return Ok(false);
         }
         Some(BucketFault::Short) => answer.body.truncate(answer.body.len() / 2),

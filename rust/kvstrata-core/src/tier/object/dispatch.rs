@@ -137,8 +137,9 @@ impl ObjectTier {
             late.extend(front.filter(|request| !request.is_done()));
         }
         let next = state.deadlines.front().map(|front| front.deadline);
-        for request in &late {
-            let rows = state.take_queued(|work| Arc::ptr_eq(&work.request, request));
+        if !late.is_empty() {
+            // In one pass: a pass for each job would take long with many jobs, under the lock.
+            let rows = state.take_queued(|work| work.request.deadline <= now);
             let why = "not started by its deadline";
             self.settle_queued(&mut state, &rows, |_| Outcome::Timeout, why);
         }

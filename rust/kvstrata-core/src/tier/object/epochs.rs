@@ -17,15 +17,17 @@ const TRIES_MAX: u32 = 64;
 /// The newest epoch that is recorded, and the newest that any row is in.
 async fn newest(store: &Store, names: &Names) -> Result<(Option<Epoch>, Option<Epoch>), Failure> {
     let of_name = |path: &object_store::path::Path| Epoch::parse(path.filename()?);
+    // In this order: an epoch is recorded before any row is in it, so that one which begins
+    // meanwhile is not taken for one whose record was lost.
+    let rows = store.list_with_delimiter(Some(&names.rows())).await;
+    let rows = rows.map_err(|error| Failure::of(&error))?;
+    let in_use = rows.common_prefixes.iter().filter_map(of_name).max();
     let mut records = store.list(Some(&names.epochs()));
     let mut recorded = None;
     while let Some(meta) = records.next().await {
         let meta = meta.map_err(|error| Failure::of(&error))?;
         recorded = recorded.max(of_name(&meta.location));
     }
-    let rows = store.list_with_delimiter(Some(&names.rows())).await;
-    let rows = rows.map_err(|error| Failure::of(&error))?;
-    let in_use = rows.common_prefixes.iter().filter_map(of_name).max();
     Ok((recorded, in_use))
 }
 

@@ -177,12 +177,13 @@ impl ObjectTier {
 
     fn note_names(&self, place: &Place, found: &[u64], begun: Instant) {
         self.counters.listed_names.add(count(found.len()));
+        let now = self.around.clock.now();
         let state = lock(&self.state);
         // After a reset the names of the old epoch say nothing.
         if state.place.as_ref().map(|place| place.epoch) == Some(place.epoch) && !state.reset_failed
         {
             for of in found {
-                self.verdicts.answer(*of, Fact::Listed, begun);
+                self.verdicts.answer(*of, Fact::Listed, begun, now);
             }
         }
     }

@@ -122,10 +122,11 @@ impl ObjectTier {
             let state = lock(&self.state);
             let current = state.place.as_ref().map(|place| place.epoch) == Some(place.epoch);
             if current && !state.reset_failed {
-                self.verdicts.answer(of, fact, asked);
+                let now = self.around.clock.now();
+                self.verdicts.answer(of, fact, asked, now);
             }
         } else if row_bytes.is_none() {
-            self.verdicts.answer(of, Fact::Absent, asked);
+            self.verdicts.answer(of, Fact::Absent, asked, asked);
         }
         let mut state = lock(&self.state);
         state.asked.remove(&of);

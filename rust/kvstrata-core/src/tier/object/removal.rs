@@ -1,5 +1,6 @@
 //! Removals: hidden at once, deleted in the background.
 
+use hashbrown::HashSet;
 use object_store::ObjectStoreExt;
 
 use crate::error::Result;
@@ -30,7 +31,7 @@ impl ObjectTier {
             state.delete_later(&place, of, *key);
         }
         if !state.writes.is_empty() {
-            let gone: Vec<Key> = keys.to_vec();
+            let gone: HashSet<Key> = keys.iter().copied().collect();
             let queued = state.take_queued(|work| {
                 work.request.kind == crate::job::JobKind::Store && gone.contains(&work.item.key)
             });
