@@ -122,6 +122,24 @@ def test_what_is_not_a_trace_is_named_by_its_line(
     assert "line 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--capacity", ""],
+        ["--policy", ""],
+        ["--directory", "-1"],
+        ["--store-threshold", "-1"],
+        ["--capacity", str(10**30)],
+    ],
+)
+def test_what_cannot_be_simulated_is_an_error_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    path = write(tmp_path / "t", [request(0, 0, 6)])
+    assert entry.main(["simulate", "--trace", str(path), *wrong]) == 2
+    assert capsys.readouterr().err.startswith("kvstrata simulate: ")
+
+
 def test_an_unknown_policy_is_refused_with_those_that_exist(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,9 +98,14 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
         results = [result for path in options.trace for result in _replay_file(path, options)]
+        if not results:
+            raise ValueError("--policy or --capacity names nothing")
         if options.plot is not None:
             _plot(options.plot, results)
-    except (ArgumentError, ConfigError, ValueError, trace.UnreadableError, OSError) as error:
+    except (
+        *(ArgumentError, ConfigError, trace.UnreadableError),
+        *(ValueError, OverflowError, OSError),
+    ) as error:
         print(f"kvstrata simulate: {error}", file=sys.stderr)
         return EXIT_WRONG
     if options.json:
