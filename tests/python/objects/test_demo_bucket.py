@@ -40,7 +40,7 @@ def run(tier: Any, begin: Any, keys: list[bytes]) -> list[str]:
 def test_a_row_whose_byte_was_flipped_in_the_demos_own_server_is_corrupt_and_no_other(
     weed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "somebody's own")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "somebodys-own")
     assert "AWS_SESSION_TOKEN" not in demo.environment()
     root = tmp_path / "root"
     (root / "namespace").mkdir(parents=True)
