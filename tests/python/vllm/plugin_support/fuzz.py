@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,10 @@ class Fuzz:
         self.reference = Reference(engine, natives)
         engine.watch = self.reference
         self.seen: Counter[str] = Counter()
+        # Tracebacks of exceptions that were held back and that nobody planted.
+        self.unplanted: list[str] = []
+        for owner in (engine.manager, *engine.tiers):
+            owner.faults.record = self._noting(owner.faults.record)
         for number, one in enumerate([*natives, *engine.holds]):
             one.chance = random.Random(seed * 100 + number)
         self.documents = [
@@ -226,6 +231,14 @@ class Fuzz:
             self.settle: 3,
         }
         self.kinds, self.weights = list(kinds), list(kinds.values())
+
+    def _noting(self, inner: Callable[..., None]) -> Callable[..., None]:
+        def record(where: str, error: BaseException) -> None:
+            if not str(error).startswith("planted in "):
+                self.unplanted.append("".join(traceback.format_exception(error)))
+            inner(where, error)
+
+        return record
 
     def run(self, events: int) -> None:
         self.change_workers()
@@ -348,6 +361,7 @@ class Fuzz:
         assert stats["rows"] == len(self.reference.listed), "events and rows differ"
         assert not self.reference.storing
         assert not self.reference.used
+        assert not self.unplanted, self.unplanted[0]
         faults = [self.engine.manager.faults.total, *(t.faults.total for t in self.engine.tiers)]
         planted = [native.planted for native in self.natives]
         assert sum(faults) == sum(planted), f"faults {faults}, planted {planted}"
