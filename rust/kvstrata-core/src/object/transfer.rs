@@ -1,11 +1,12 @@
 //! One row between its slot and its object.
 
+use core::panic::AssertUnwindSafe;
 use core::pin::pin;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use futures_util::{FutureExt, StreamExt};
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, GetResult, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
@@ -238,10 +239,15 @@ pub async fn put(
         .collect();
     let ended = {
         // The request, and with it our copies of the bytes, are gone at the end of this block.
-        let request = timeout_at(deadline.into(), store.put_opts(&row.path, payload, options));
+        let request = AssertUnwindSafe(store.put_opts(&row.path, payload, options));
+        let request = timeout_at(deadline.into(), request.catch_unwind());
         let stopped = pin!(stop.wait_for(|stop| *stop));
         match select(pin!(request), stopped).await {
-            Either::Left((Ok(result), _)) => Some(result.map_err(|error| Failure::of(&error))),
+            Either::Left((Ok(Ok(result)), _)) => Some(result.map_err(|error| Failure::of(&error))),
+            Either::Left((Ok(Err(_)), _)) => {
+                let text = "the request panicked";
+                Some(Err(Failure::new(FailureKind::Other, text)))
+            }
             Either::Left((Err(_), _)) | Either::Right(_) => None,
         }
     };

@@ -156,7 +156,7 @@ fn one(
         _ if !is_whole(head, &body, shared) => Answer::status(400, "BadDigest"),
         Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
         Some(BucketFault::Refuse(status, code)) => Answer::status(status, code),
-        _ if method == Method::List => list(&locked(&shared.objects), head),
+        _ if method == Method::List => list(shared, head),
         _ => {
             let version = shared.versions.fetch_add(1, Ordering::Relaxed);
             let mut head = head.clone();

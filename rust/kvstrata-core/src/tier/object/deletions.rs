@@ -53,6 +53,8 @@ pub(super) enum Next {
 pub(super) struct Deletions {
     all: HashMap<u64, Entry>,
     line: BTreeMap<u64, u64>,
+    /// Removed before the bucket was in use, which is when the names of their objects are known.
+    early: HashMap<u64, Key>,
     turns: u64,
     /// Those who delete.
     tasks: usize,
@@ -66,10 +68,12 @@ impl Deletions {
     /// Puts an object in line. False where too many wait: it stays in the bucket.
     pub(super) fn add(&mut self, of: u64, place: &Arc<Place>, key: Key) -> bool {
         if let Some(entry) = self.all.get_mut(&of) {
+            // After a reset it is another object.
+            entry.deletion.place = Arc::clone(place);
             entry.again = entry.under_way;
             return true;
         }
-        if self.all.len() >= WAITING_MAX {
+        if self.len() >= WAITING_MAX {
             return false;
         }
         let turn = self.next_turn();
@@ -89,6 +93,24 @@ impl Deletions {
         );
         self.line.insert(turn, of);
         true
+    }
+
+    /// Notes a key for the time when the bucket is in use. False where too many wait.
+    pub(super) fn add_early(&mut self, of: u64, key: Key) -> bool {
+        if self.len() >= WAITING_MAX && !self.early.contains_key(&of) {
+            return false;
+        }
+        self.early.insert(of, key);
+        true
+    }
+
+    /// Puts in line what was removed before the bucket was in use; says which keys those are.
+    pub(super) fn take_up(&mut self, place: &Arc<Place>) -> Vec<u64> {
+        let early = core::mem::take(&mut self.early);
+        let added = early
+            .into_iter()
+            .filter(|(of, key)| self.add(*of, place, *key));
+        added.map(|(of, _)| of).collect()
     }
 
     const fn next_turn(&mut self) -> u64 {
@@ -120,11 +142,12 @@ impl Deletions {
     pub(super) fn clear(&mut self) {
         self.all.clear();
         self.line.clear();
+        self.early.clear();
     }
 
     /// How many are to be deleted.
     pub(super) fn len(&self) -> usize {
-        self.all.len()
+        self.all.len().saturating_add(self.early.len())
     }
 
     /// Whether nothing is gained by waiting: all are deleted, or the server refuses to.
@@ -160,8 +183,8 @@ impl Deletions {
     }
 
     /// Notes how a deletion ended. One that failed is tried again after the others, and its key
-    /// stays hidden until then.
-    pub(super) fn end(&mut self, deletion: &Deletion, gone: bool, now: Instant) {
+    /// stays hidden until then. Says whether it is hidden no longer.
+    pub(super) fn end(&mut self, deletion: &Deletion, gone: bool, now: Instant) -> bool {
         if gone {
             self.failures = 0;
             self.resume_at = None;
@@ -172,18 +195,19 @@ impl Deletions {
         }
         let turn = self.next_turn();
         let Some(entry) = self.all.get_mut(&deletion.of) else {
-            return;
+            return false;
         };
         if entry.deletion.turn != deletion.turn {
-            return;
+            return false;
         }
         if gone && !entry.again {
             self.all.remove(&deletion.of);
-            return;
+            return true;
         }
         entry.under_way = false;
         entry.again = false;
         entry.deletion.turn = turn;
         self.line.insert(turn, deletion.of);
+        false
     }
 }
