@@ -1,5 +1,4 @@
 //! A client that panics, and one that is slow to look: neither takes a tier, or its caller, with it.
-#![expect(clippy::unwrap_used, reason = "a test fails where these fail")]
 
 mod object_support;
 mod tier_support;
