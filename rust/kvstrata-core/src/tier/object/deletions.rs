@@ -211,3 +211,57 @@ impl Deletions {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::connect::Style;
+    use crate::object::memory_store;
+    use crate::object::names::Epoch;
+    use crate::sys::clock::{Clock, SystemClock};
+
+    fn place(number: u32) -> Arc<Place> {
+        Arc::new(Place {
+            store: memory_store(),
+            epoch: Epoch { number, suffix: 1 },
+            conditional_put: true,
+            style: Style::Path,
+        })
+    }
+
+    fn next(deletions: &mut Deletions) -> Deletion {
+        match deletions.next(SystemClock.now()) {
+            Next::Delete(deletion) => deletion,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_removed_again_after_a_reset_is_deleted_where_it_is_now() {
+        let key = Key::new(&[7; 36]).unwrap();
+        let mut deletions = Deletions::default();
+        assert!(deletions.add(1, &place(1), key));
+        assert_eq!(deletions.begin_tasks(), 1);
+        let old = next(&mut deletions);
+        assert!(deletions.add(1, &place(2), key));
+        assert!(!deletions.end(&old, true, SystemClock.now()));
+        assert!(deletions.hides(1));
+        let new = next(&mut deletions);
+        assert_eq!((old.place.epoch.number, new.place.epoch.number), (1, 2));
+        assert!(deletions.end(&new, true, SystemClock.now()));
+        assert!(!deletions.hides(1));
+    }
+
+    #[test]
+    fn what_is_removed_early_is_in_line_once_there_is_a_place_and_not_after_a_reset() {
+        let key = Key::new(&[7; 36]).unwrap();
+        let mut deletions = Deletions::default();
+        assert!(deletions.add_early(1, key));
+        assert_eq!((deletions.len(), deletions.begin_tasks()), (1, 0));
+        assert_eq!(deletions.take_up(&place(1)), [1]);
+        assert_eq!((deletions.len(), deletions.begin_tasks()), (1, 1));
+        assert!(deletions.add_early(2, key));
+        deletions.clear();
+        assert!(deletions.take_up(&place(2)).is_empty());
+    }
+}
