@@ -128,6 +128,7 @@ impl EvictionPolicy for ArcVllm {
     }
 
     fn finish(&mut self, _id: RequestId, _output_tokens: Option<u32>, resident: &[EntryId]) {
+        self.entries.prefetch(resident);
         for entry in resident.iter().rev() {
             match self.entries.mark(*entry) {
                 Some(FRESH) => self.renew(*entry),
@@ -216,9 +217,12 @@ impl EvictionPolicy for ArcVllm {
             self.once.prefetch(tag);
             self.often.prefetch(tag);
         }
-        for entry in &chosen {
-            self.bury(*entry);
-        }
+        let (once, often) = (&mut self.once, &mut self.often);
+        self.entries
+            .forget(class, &chosen, |tag, which| match which {
+                Which::First => once.insert(tag),
+                Which::Second => often.insert(tag),
+            });
         victims.extend(chosen);
         self.trim();
         true

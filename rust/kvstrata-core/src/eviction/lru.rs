@@ -74,10 +74,6 @@ impl Entries for Chunked<Node> {
             node.place = place;
         }
     }
-
-    fn prefetch(&self, number: u32) {
-        prefetch(self.get(number));
-    }
 }
 
 #[derive(Debug, Default)]
@@ -228,7 +224,9 @@ impl Lru {
         let mut chosen = Vec::with_capacity(need);
         let mut all_late = own.late.iter().copied().peekable();
         let mut walk = Walk::new();
-        let mut listed = chunks.next(&mut own.order, &mut walk, nodes);
+        let mut listed = chunks.next(&mut own.order, &mut walk, &|number| {
+            prefetch(nodes.get(number))
+        });
         while chosen.len() < need {
             let node = listed.and_then(|number| nodes.get_mut(number));
             let is_late = match (all_late.peek(), node.as_ref()) {
@@ -245,10 +243,14 @@ impl Lru {
                 if let Some(node) = node.filter(|node| node.pins > 0) {
                     node.state = State::Parked;
                     chunks.remove(&mut own.order, node.place);
-                    listed = chunks.next(&mut own.order, &mut walk, nodes);
+                    listed = chunks.next(&mut own.order, &mut walk, &|number| {
+                        prefetch(nodes.get(number))
+                    });
                     continue;
                 }
-                listed = chunks.next(&mut own.order, &mut walk, nodes);
+                listed = chunks.next(&mut own.order, &mut walk, &|number| {
+                    prefetch(nodes.get(number))
+                });
                 found
             };
             let free = candidate.map(EntryId).filter(|entry| !protected(*entry));
@@ -289,7 +291,7 @@ impl Lru {
     /// looked at soon.
     fn prefetch(&self, entries: &[EntryId]) {
         for entry in entries {
-            self.nodes.prefetch(entry.0);
+            prefetch(self.nodes.get(entry.0));
         }
         for node in entries.iter().filter_map(|entry| self.nodes.get(entry.0)) {
             self.chunks.prefetch(node.place);

@@ -55,9 +55,6 @@ impl Place {
 pub(super) trait Entries {
     /// An entry has another place now.
     fn moved(&mut self, number: u32, place: Place);
-
-    /// Fetches an entry: it will be looked at soon.
-    fn prefetch(&self, number: u32);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -230,17 +227,17 @@ impl Chunks {
         }
     }
 
-    /// The next entry that a walk comes upon. What it has come upon may be taken out; what is pushed
+    /// The next entry that a walk comes upon; `ask` is called with entries that come later. What it has come upon may be taken out; what is pushed
     /// meanwhile is come upon in the end. [`Chunks::end`] follows, before anything else.
     pub(super) fn next(
         &mut self,
         order: &mut Order,
         walk: &mut Walk,
-        entries: &impl Entries,
+        ask: &impl Fn(u32),
     ) -> Option<u32> {
         if walk.chunk == NONE {
-            self.look_ahead(order.coldest, entries);
-            self.enter(order, walk, order.coldest, entries);
+            self.look_ahead(order.coldest, ask);
+            self.enter(order, walk, order.coldest, ask);
         }
         loop {
             let chunk = self.all.get(walk.chunk)?;
@@ -257,7 +254,7 @@ impl Chunks {
                 return None;
             }
             let next = chunk.warmer;
-            self.enter(order, walk, next, entries);
+            self.enter(order, walk, next, ask);
         }
     }
 
@@ -273,12 +270,12 @@ impl Chunks {
     }
 
     /// Comes to a chunk, and asks for the entries of the next one and for the chunk after that.
-    fn enter(&mut self, order: &mut Order, walk: &mut Walk, chunk: u32, entries: &impl Entries) {
+    fn enter(&mut self, order: &mut Order, walk: &mut Walk, chunk: u32, ask: &impl Fn(u32)) {
         let before = core::mem::replace(walk, Walk { chunk, slot: 0 }).chunk;
         order.walked = chunk;
         self.give_back_empty(order, before);
         let next = self.all.get(chunk).map_or(NONE, |chunk| chunk.warmer);
-        self.look_ahead(next, entries);
+        self.look_ahead(next, ask);
         let then = self.all.get(next).map_or(NONE, |chunk| chunk.warmer);
         if let Some(chunk) = self.all.get(then) {
             prefetch(chunk.numbers.first());
@@ -287,10 +284,10 @@ impl Chunks {
     }
 
     /// Asks for the entries of a chunk.
-    fn look_ahead(&self, chunk: u32, entries: &impl Entries) {
+    fn look_ahead(&self, chunk: u32, ask: &impl Fn(u32)) {
         if let Some(chunk) = self.all.get(chunk) {
             for number in chunk.numbers.into_iter().filter(|number| *number != NONE) {
-                entries.prefetch(number);
+                ask(number);
             }
         }
     }
@@ -430,8 +427,6 @@ mod tests {
         fn moved(&mut self, number: u32, place: Place) {
             self.0[at(number)] = place;
         }
-
-        fn prefetch(&self, _number: u32) {}
     }
 
     /// An order beside a plain list of the same entries.
@@ -492,7 +487,7 @@ mod tests {
             let mut expected = expected.iter();
             let mut renewed = Vec::new();
             for _ in 0..count {
-                let found = self.chunks.next(&mut self.order, &mut walk, &self.places);
+                let found = self.chunks.next(&mut self.order, &mut walk, &|_| {});
                 let next = expected.next().copied().or_else(|| {
                     let first = !renewed.is_empty();
                     first.then(|| renewed.remove(0))

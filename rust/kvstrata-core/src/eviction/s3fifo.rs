@@ -92,6 +92,9 @@ impl S3Fifo {
             };
             if which == Which::First {
                 from_small += 1;
+                if let Some(tag) = self.entries.tag(victim) {
+                    self.ghosts.prefetch(tag);
+                }
             }
             walk.chosen.push(victim);
         }
@@ -136,6 +139,13 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
+    fn access_request(&mut self, head_first: &[EntryId]) {
+        self.entries.prefetch(head_first);
+        for entry in head_first.iter().rev() {
+            self.access(*entry);
+        }
+    }
+
     fn remove(&mut self, entry: EntryId) {
         self.entries.remove(entry);
     }
@@ -169,14 +179,12 @@ impl EvictionPolicy for S3Fifo {
             return false;
         };
         self.ghosts.keep(self.entries.ledger.len());
-        for entry in &chosen {
-            if let Some(tag) = self.entries.tag(*entry) {
-                self.ghosts.prefetch(tag);
+        let ghosts = &mut self.ghosts;
+        self.entries.forget(class, &chosen, |tag, which| {
+            if which == Which::First {
+                ghosts.insert(tag);
             }
-        }
-        for entry in &chosen {
-            self.evicted(*entry);
-        }
+        });
         victims.extend(chosen);
         true
     }

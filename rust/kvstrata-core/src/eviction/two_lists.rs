@@ -5,6 +5,7 @@ use super::order::{Chunks, Entries, Order, Place, Walk as OrderWalk};
 use super::request::Tag;
 use super::{Class, ContainerId, EntryId, Placement};
 use crate::chunked::Chunked;
+use crate::sys::prefetch::prefetch;
 
 /// One of the two lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +59,6 @@ impl Entries for Ledger {
         if let Some(record) = self.get_mut(EntryId(number)) {
             record.node = place.number();
         }
-    }
-
-    fn prefetch(&self, number: u32) {
-        self.prefetch(EntryId(number));
     }
 }
 
@@ -149,6 +146,35 @@ impl TwoLists {
         Some((self.tag(entry)?, Which::of(record.list)))
     }
 
+    /// Forgets victims of a class; `gone` is told the key of each and where it was.
+    pub(super) fn forget(
+        &mut self,
+        class: Class,
+        victims: &[EntryId],
+        mut gone: impl FnMut(Tag, Which),
+    ) {
+        let Some(pair) = self.pairs.get_mut(usize::from(class.0)) else {
+            return;
+        };
+        let (tags, chunks) = (&self.tags, &mut self.chunks);
+        self.ledger.forget(class, victims, |entry, record| {
+            let which = Which::of(record.list);
+            if let Some(order) = pair.get_mut(usize::from(which.number())) {
+                chunks.remove(order, Place::of(record.node));
+            }
+            if let Some(tag) = tags.get(entry.0) {
+                gone(*tag, which);
+            }
+        });
+    }
+
+    /// Fetches entries of a request: they will be looked at soon.
+    pub(super) fn prefetch(&self, entries: &[EntryId]) {
+        for entry in entries {
+            self.ledger.prefetch(*entry);
+        }
+    }
+
     /// The key that an entry has, or had last.
     pub(super) fn tag(&self, entry: EntryId) -> Option<Tag> {
         self.tags.get(entry.0).copied()
@@ -198,9 +224,12 @@ impl TwoLists {
         self.visited = self.visited.saturating_add(1);
         let at = usize::from(which.number());
         let order = self.pairs.get_mut(usize::from(class.0))?.get_mut(at)?;
-        let found = self
-            .chunks
-            .next(order, walk.lists.get_mut(at)?, &self.ledger);
+        let (ledger, tags) = (&self.ledger, &self.tags);
+        let ask = |number| {
+            ledger.prefetch(EntryId(number));
+            prefetch(tags.get(number));
+        };
+        let found = self.chunks.next(order, walk.lists.get_mut(at)?, &ask);
         found.map(EntryId)
     }
 
