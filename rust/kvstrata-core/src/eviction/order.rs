@@ -205,6 +205,13 @@ impl Chunks {
         self.fill(order, before, last, number)
     }
 
+    /// Puts an entry in the place of another one.
+    pub(super) fn replace(&mut self, place: Place, number: u32) {
+        if let Some(chunk) = self.all.get_mut(place.chunk()) {
+            chunk.set(place.slot(), number);
+        }
+    }
+
     /// Takes the entry at a place out.
     pub(super) fn remove(&mut self, order: &mut Order, place: Place) {
         let number = place.chunk();

@@ -6,6 +6,7 @@
 //! other, once in some thousands; a full bucket forgets its earliest key before its time.
 
 use super::request::Tag;
+use crate::sys::pages;
 use crate::sys::prefetch::prefetch;
 
 /// Keys of a bucket.
@@ -74,8 +75,8 @@ impl Recent {
         if wanted <= self.buckets.len() {
             return;
         }
-        let before = core::mem::take(&mut self.buckets);
-        self.buckets = vec![Bucket::default(); wanted];
+        let before = core::mem::replace(&mut self.buckets, pages::with_capacity(wanted));
+        self.buckets.resize(wanted, Bucket::default());
         // The earliest first, so that the latest stands first again.
         let all = before
             .into_iter()

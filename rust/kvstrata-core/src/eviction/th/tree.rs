@@ -8,6 +8,7 @@ use super::table::ClassNumber;
 use crate::chunked::Chunked;
 use crate::eviction::by_tag::ByTag;
 use crate::eviction::links::{Links, NONE};
+use crate::eviction::order::{Entries, Place};
 use crate::eviction::request::Tag;
 use crate::sys::prefetch::prefetch;
 
@@ -62,7 +63,7 @@ pub(super) struct Run {
     /// Its owner.
     pub(super) owner: u32,
     /// Its place among all runs of its age.
-    pub(super) by_age: Links,
+    pub(super) by_age: Place,
     /// Its place among the leaves of its class and age.
     pub(super) by_class: Links,
     pub(super) class: ClassNumber,
@@ -90,6 +91,14 @@ impl Run {
     /// Whether its deepest resident block can go without making others useless.
     pub(super) const fn is_leaf(&self) -> bool {
         self.live > 0 && self.live_children == 0
+    }
+}
+
+impl Entries for Chunked<Run> {
+    fn moved(&mut self, number: u32, place: Place) {
+        if let Some(run) = self.get_mut(number) {
+            run.by_age = place;
+        }
     }
 }
 
@@ -153,6 +162,31 @@ impl Tree {
     /// Fetches the place of a tag: it will be looked for soon.
     pub(super) fn prefetch_tag(&self, tag: Tag) {
         self.by_tag.prefetch(tag);
+    }
+
+    /// Fetches the block that a tag may have; its place was fetched before.
+    pub(super) fn prefetch_block_of(&self, tag: Tag) {
+        if let Some(number) = self.by_tag.guess(tag) {
+            prefetch(self.blocks.get(number));
+        }
+    }
+
+    /// Fetches the end of a run that was fetched before, and the run that comes next in its list.
+    pub(super) fn prefetch_end(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            prefetch(self.blocks.get(run.tail));
+            prefetch(self.blocks.get(run.live_tail));
+            prefetch(self.runs.get(run.by_class.warmer()));
+            prefetch(self.runs.get(run.parent));
+        }
+    }
+
+    /// Fetches the neighbours of a run in the list of its class and age.
+    pub(super) fn prefetch_beside(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            prefetch(self.runs.get(run.by_class.colder()));
+            prefetch(self.runs.get(run.by_class.warmer()));
+        }
     }
 
     /// Fetches a run.

@@ -168,6 +168,7 @@ impl Th {
             class: run.class,
             bin: run.bin,
         };
+        self.tree.prefetch_end(number);
         search.later.push(later);
     }
 
