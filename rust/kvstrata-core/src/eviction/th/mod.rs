@@ -64,6 +64,8 @@ pub struct Th {
     visited: u64,
     /// Known blocks of a request; kept for its memory.
     path: Vec<u32>,
+    /// Entries at the end of a run; kept for its memory.
+    ends: Vec<EntryId>,
 }
 
 impl Default for Th {
@@ -97,6 +99,7 @@ impl Th {
             last_block: NONE,
             visited: 0,
             path: Vec::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -248,7 +251,7 @@ impl Th {
             trimmed = true;
         }
         if trimmed && let Some(next) = self.queues.oldest_dead() {
-            self.tree.prefetch_end(next);
+            self.tree.prefetch_ghosts(next);
         }
     }
 

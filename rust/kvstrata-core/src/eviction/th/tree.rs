@@ -6,11 +6,15 @@
 
 use super::table::ClassNumber;
 use crate::chunked::Chunked;
+use crate::eviction::EntryId;
 use crate::eviction::by_tag::ByTag;
 use crate::eviction::links::{Links, NONE};
 use crate::eviction::order::{Entries, Place};
 use crate::eviction::request::Tag;
 use crate::sys::prefetch::prefetch;
+
+/// Ghosts of a run that are asked for before they go.
+const GHOSTS_AHEAD: usize = 32;
 
 /// A key: 24 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -282,6 +286,24 @@ impl Tree {
                 return Some(at);
             }
             at = self.before(at)?;
+        }
+    }
+
+    /// The entries of the resident blocks from `number` on upwards in its run.
+    pub(super) fn residents_from(&self, number: u32) -> impl Iterator<Item = EntryId> + '_ {
+        let next = |at: &u32| self.resident_from(self.before(*at)?);
+        let blocks = core::iter::successors(self.resident_from(number), next);
+        blocks.filter_map(|at| self.blocks.get(at).map(|block| EntryId(block.entry)))
+    }
+
+    /// Fetches the places of the tags that go when ghosts at the end of a run do, or of the first of
+    /// them.
+    pub(super) fn prefetch_ghosts(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            for tag in self.tags_from(run.tail, run.live_tail).take(GHOSTS_AHEAD) {
+                self.prefetch_tag(tag);
+            }
+            self.prefetch_end(run.by_class.warmer());
         }
     }
 
