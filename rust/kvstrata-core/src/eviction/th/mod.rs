@@ -247,6 +247,7 @@ impl Th {
                 self.trim_ends();
                 return;
             };
+            self.tree.prefetch_ghosts_beside(run);
             self.trim_end(run);
             trimmed = true;
         }

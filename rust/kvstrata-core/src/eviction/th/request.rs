@@ -410,6 +410,9 @@ impl Th {
             let Some(run) = self.tree.run(piece.run).copied() else {
                 continue;
             };
+            if let Some(block) = self.tree.block(run.live_tail) {
+                self.ledger.prefetch(EntryId(block.entry));
+            }
             let frequency = if piece.new {
                 1
             } else {

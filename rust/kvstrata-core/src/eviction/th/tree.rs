@@ -307,6 +307,13 @@ impl Tree {
         }
     }
 
+    /// The same of the run that comes next in its list.
+    pub(super) fn prefetch_ghosts_beside(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            self.prefetch_ghosts(run.by_class.warmer());
+        }
+    }
+
     /// Bytes of memory held.
     pub(super) fn memory_bytes(&self) -> usize {
         self.blocks.memory_bytes()
