@@ -11,15 +11,15 @@
 
 mod behind;
 mod fill;
+mod walk;
 
 use std::collections::BTreeSet;
 
 use super::containers::{Containers, Slot};
-use super::order::{Chunks, Entries, Order, Place, Walk};
+use super::order::{Chunks, Entries, Order, Place};
 use super::request::{EndedKey, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 use crate::chunked::Chunked;
-use crate::sys::prefetch::prefetch;
 
 /// Bytes of memory per entry, besides its place in the order, parked entries and containers.
 pub const ENTRY_BYTES: usize = 20;
@@ -209,92 +209,6 @@ impl Lru {
             } else {
                 order.evictable.saturating_sub(1)
             };
-        }
-    }
-
-    /// The coldest `need` entries that may go, or None; parks the pinned entries it meets.
-    fn choose(
-        &mut self,
-        need: usize,
-        class: Class,
-        protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Vec<EntryId>> {
-        let own = self.classes.get_mut(usize::from(class.0))?;
-        let (chunks, nodes) = (&mut self.chunks, &mut self.nodes);
-        let mut chosen = Vec::with_capacity(need);
-        let mut all_late = own.late.iter().copied().peekable();
-        let mut walk = Walk::new();
-        let mut listed = chunks.next(&mut own.order, &mut walk, &|number| {
-            prefetch(nodes.get(number))
-        });
-        while chosen.len() < need {
-            let node = listed.and_then(|number| nodes.get_mut(number));
-            let is_late = match (all_late.peek(), node.as_ref()) {
-                (Some((tick, _)), Some(node)) => node.tick() >= *tick,
-                (Some(_), None) => true,
-                (None, Some(_)) => false,
-                (None, None) => break,
-            };
-            self.visited = self.visited.saturating_add(1);
-            let candidate = if is_late {
-                all_late.next().map(|(_, number)| number)
-            } else {
-                let found = listed;
-                if let Some(node) = node.filter(|node| node.pins > 0) {
-                    node.state = State::Parked;
-                    chunks.remove(&mut own.order, node.place);
-                    listed = chunks.next(&mut own.order, &mut walk, &|number| {
-                        prefetch(nodes.get(number))
-                    });
-                    continue;
-                }
-                listed = chunks.next(&mut own.order, &mut walk, &|number| {
-                    prefetch(nodes.get(number))
-                });
-                found
-            };
-            let free = candidate.map(EntryId).filter(|entry| !protected(*entry));
-            chosen.extend(free);
-        }
-        chunks.end(&mut own.order);
-        (chosen.len() == need).then_some(chosen)
-    }
-
-    /// Forgets victims of a class.
-    fn forget(&mut self, class: Class, victims: &[EntryId]) {
-        let Some(own) = self.classes.get_mut(usize::from(class.0)) else {
-            return;
-        };
-        let (mut container, mut left) = (Slot::MAX, 0);
-        for victim in victims {
-            let Some(node) = self.nodes.get_mut(victim.0) else {
-                continue;
-            };
-            let node = core::mem::replace(node, Node::ABSENT);
-            if node.state == State::Listed {
-                self.chunks.remove(&mut own.order, node.place);
-            } else {
-                own.late.remove(&(node.tick(), victim.0));
-            }
-            if node.container != container {
-                self.containers.leave_unpinned(container, left);
-                (container, left) = (node.container, 0);
-            }
-            left += 1;
-        }
-        self.containers.leave_unpinned(container, left);
-        own.evictable = own.evictable.saturating_sub(victims.len());
-        self.length = self.length.saturating_sub(victims.len());
-    }
-
-    /// Asks for the nodes of some entries and for what is beside them in the order: they will be
-    /// looked at soon.
-    fn prefetch(&self, entries: &[EntryId]) {
-        for entry in entries {
-            prefetch(self.nodes.get(entry.0));
-        }
-        for node in entries.iter().filter_map(|entry| self.nodes.get(entry.0)) {
-            self.chunks.prefetch(node.place);
         }
     }
 }
