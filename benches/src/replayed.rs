@@ -107,7 +107,9 @@ impl Workload {
             let fits = new.len() <= room;
             if fits {
                 room -= new.len();
-                new.iter().for_each(|one| seen[at(*one)] = true);
+                for one in &new {
+                    seen[at(*one)] = true;
+                }
             }
             fits
         });
@@ -221,13 +223,18 @@ impl<'a> Replayed<'a> {
         }
     }
 
-    fn request(&mut self, id: usize) {
-        let request = &self.workload.requests[id];
-        let round = if self.workload.is_repeated {
+    /// The round whose blocks this one has.
+    const fn blocks_of(&self) -> u32 {
+        if self.workload.is_repeated {
             0
         } else {
             self.round
-        };
+        }
+    }
+
+    fn request(&mut self, id: usize) {
+        let request = &self.workload.requests[id];
+        let round = self.blocks_of();
         let base = round % ROUNDS * number(self.workload.unique);
         let blocks = &mut self.blocks;
         blocks.clear();

@@ -207,7 +207,7 @@ impl TwoLists {
     pub(super) fn length(&self, class: Class, which: Which) -> usize {
         let pair = self.pairs.get(usize::from(class.0));
         let order = pair.and_then(|pair| pair.get(usize::from(which.number())));
-        order.map_or(0, |order| order.len())
+        order.map_or(0, Order::len)
     }
 
     /// Begins a search for victims; [`TwoLists::end`] ends it. Each entry is come upon once, and once

@@ -1,10 +1,22 @@
 //! The walk over the cold end in search of victims, and what is asked for before it is looked at.
 
 use super::{Lru, Node, State};
+use crate::chunked::Chunked;
 use crate::eviction::containers::Slot;
-use crate::eviction::order::Walk;
+use crate::eviction::order::{Chunks, Order, Walk};
 use crate::eviction::{Class, EntryId};
 use crate::sys::prefetch::prefetch;
+
+/// The next entry of a walk; nodes of later ones are asked for.
+fn next(
+    chunks: &mut Chunks,
+    order: &mut Order,
+    walk: &mut Walk,
+    nodes: &Chunked<Node>,
+) -> Option<u32> {
+    let ask = |number| prefetch(nodes.get(number));
+    chunks.next(order, walk, &ask)
+}
 
 impl Lru {
     /// The coldest `need` entries that may go, or None; parks the pinned entries it meets.
@@ -19,9 +31,7 @@ impl Lru {
         let mut chosen = Vec::with_capacity(need);
         let mut all_late = own.late.iter().copied().peekable();
         let mut walk = Walk::new();
-        let mut listed = chunks.next(&mut own.order, &mut walk, &|number| {
-            prefetch(nodes.get(number))
-        });
+        let mut listed = next(chunks, &mut own.order, &mut walk, nodes);
         while chosen.len() < need {
             let node = listed.and_then(|number| nodes.get_mut(number));
             let is_late = match (all_late.peek(), node.as_ref()) {
@@ -38,14 +48,10 @@ impl Lru {
                 if let Some(node) = node.filter(|node| node.pins > 0) {
                     node.state = State::Parked;
                     chunks.remove(&mut own.order, node.place);
-                    listed = chunks.next(&mut own.order, &mut walk, &|number| {
-                        prefetch(nodes.get(number))
-                    });
+                    listed = next(chunks, &mut own.order, &mut walk, nodes);
                     continue;
                 }
-                listed = chunks.next(&mut own.order, &mut walk, &|number| {
-                    prefetch(nodes.get(number))
-                });
+                listed = next(chunks, &mut own.order, &mut walk, nodes);
                 found
             };
             let free = candidate.map(EntryId).filter(|entry| !protected(*entry));

@@ -301,26 +301,26 @@ impl Queues {
     fn advance_bin(&mut self, tree: &mut Tree, table: &mut Table, bin: usize, now: u32) {
         let bound = table.start(bin + 1);
         let mut walk = Walk::new();
-        let mut older = Vec::with_capacity(TOGETHER);
+        let mut due = Vec::with_capacity(TOGETHER);
         loop {
             let Some(order) = self.ages.get_mut(bin) else {
                 return;
             };
-            while older.len() < TOGETHER {
+            while due.len() < TOGETHER {
                 let ask = |number| tree.prefetch_run(number);
                 let next = self.chunks.next(order, &mut walk, &ask);
-                let is_older = |number: &u32| {
+                let is_due = |number: &u32| {
                     let run = tree.run(*number);
                     run.is_some_and(|run| now.saturating_sub(run.last) >= bound)
                 };
-                let Some(number) = next.filter(is_older) else {
+                let Some(number) = next.filter(is_due) else {
                     break;
                 };
                 tree.prefetch_beside(number);
-                older.push(number);
+                due.push(number);
             }
-            let is_end = older.len() < TOGETHER;
-            for number in older.drain(..) {
+            let is_end = due.len() < TOGETHER;
+            for number in due.drain(..) {
                 self.move_on(tree, table, number, now);
             }
             if is_end {

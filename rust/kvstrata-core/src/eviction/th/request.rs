@@ -97,11 +97,13 @@ impl Th {
         let mut guess = NONE;
         for (first, together) in tags.chunks(AHEAD).enumerate() {
             if first == 0 {
-                together.iter().for_each(|tag| self.tree.prefetch_tag(*tag));
+                for tag in together {
+                    self.tree.prefetch_tag(*tag);
+                }
             }
-            together
-                .iter()
-                .for_each(|tag| self.tree.prefetch_block_of(*tag));
+            for tag in together {
+                self.tree.prefetch_block_of(*tag);
+            }
             for tag in tags.iter().skip((first + 1) * AHEAD).take(AHEAD) {
                 self.tree.prefetch_tag(*tag);
             }
