@@ -546,6 +546,8 @@ def collect_garbage(
     capacity: str | int = ...,
     older_than_s: float = ...,
     dry_run: bool = ...,
+    deadline_s: float = ...,
+    time_limit_s: float = ...,
     endpoint: str = ...,
     region: str = ...,
     addressing: str = ...,
@@ -559,10 +561,14 @@ def collect_garbage(
     * ``capacity``: bytes of rows to leave: ``"10GiB"`` or an int.
     * ``older_than_s``: rows that were stored longer ago than so many seconds go.
     * ``dry_run``: nothing is removed, the report is as if.
+    * ``deadline_s``: longest time of one request.
+    * ``time_limit_s``: longest time of all; what is not done by then is not.
 
     Engines may go on meanwhile. Returns ``removed_rows``, ``removed_bytes``, ``failed_rows``,
-    ``kept_rows``, ``kept_bytes`` and ``emptied``: names of namespaces without rows now. Raises
-    ``ConfigError`` (also a ``ValueError``) when it cannot.
+    ``last_error``, ``kept_rows``, ``kept_bytes``, ``emptied``: names of namespaces without rows,
+    ``odd_names``: objects that are nobody's, and ``ended``: ``"done"`` or ``"time limit"``. Raises
+    ``ConfigError`` (also a ``ValueError``) when it cannot; what a signal's handler raises, such as
+    ``KeyboardInterrupt``, has what was done so far as its attribute ``report``.
     """
 
 def manifest_differences(

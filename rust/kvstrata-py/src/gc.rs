@@ -1,7 +1,7 @@
 //! Removing rows from a bucket.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvstrata_core::config::Size;
 use kvstrata_core::error::{Error, ErrorKind};
@@ -28,19 +28,24 @@ use crate::open::{Common, ForBucket, memory};
 /// * ``capacity``: bytes of rows to leave: ``"10GiB"`` or an int.
 /// * ``older_than_s``: rows that were stored longer ago than so many seconds go.
 /// * ``dry_run``: nothing is removed, the report is as if.
+/// * ``deadline_s``: longest time of one request.
+/// * ``time_limit_s``: longest time of all; what is not done by then is not.
 ///
 /// Engines may go on meanwhile. Returns ``removed_rows``, ``removed_bytes``, ``failed_rows``,
-/// ``kept_rows``, ``kept_bytes`` and ``emptied``: names of namespaces without rows now. Raises
-/// ``ConfigError`` (also a ``ValueError``) when it cannot.
+/// ``last_error``, ``kept_rows``, ``kept_bytes``, ``emptied``: names of namespaces without rows,
+/// ``odd_names``: objects that are nobody's, and ``ended``: ``"done"`` or ``"time limit"``. Raises
+/// ``ConfigError`` (also a ``ValueError``) when it cannot; what a signal's handler raises, such as
+/// ``KeyboardInterrupt``, has what was done so far as its attribute ``report``.
 #[pyfunction]
 #[pyo3(
     signature = (
         url, *, capacity=Given::ABSENT, older_than_s=Given::ABSENT, dry_run=Flag::FALSE,
-        endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
+        deadline_s=Seconds::new(30), time_limit_s=Given::ABSENT, endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
         allow_http=Given::ABSENT, ca_bundle=Given::ABSENT,
     ) -> "dict[str, Any]",
-    text_signature = "(url, *, capacity=..., older_than_s=..., dry_run=False, endpoint=..., region=..., \
-        addressing='auto', allow_http=False, ca_bundle=...)"
+    text_signature = "(url, *, capacity=..., older_than_s=..., dry_run=False, deadline_s=30.0, \
+        time_limit_s=..., endpoint=..., region=..., addressing='auto', allow_http=False, \
+        ca_bundle=...)"
 )]
 #[expect(
     clippy::too_many_arguments,
@@ -52,6 +57,8 @@ pub(crate) fn collect_garbage(
     capacity: Given<SizeText<Capacity>>,
     older_than_s: Given<Seconds<OlderThan>>,
     dry_run: Flag<DryRun>,
+    deadline_s: Seconds<named::Deadline>,
+    time_limit_s: Given<Seconds<named::TimeLimit>>,
     endpoint: Given<Text<named::Endpoint>>,
     region: Given<Text<named::Region>>,
     addressing: Given<Text<named::Addressing>>,
@@ -66,34 +73,64 @@ pub(crate) fn collect_garbage(
         ca_bundle,
         ..ForBucket::default()
     };
-    let collected = py.detach(|| collect(url, capacity, older_than_s, dry_run.value, bucket));
+    let what = What {
+        capacity,
+        older_than_s,
+        dry_run: dry_run.value,
+        deadline_s,
+        time_limit_s,
+    };
+    let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+    let interrupted = || {
+        let Some(error) = Python::attach(|py| py.check_signals().err()) else {
+            return false;
+        };
+        *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        true
+    };
+    let collected = py.detach(|| collect(url, what, bucket, &interrupted));
     let report = collected.map_err(|error| refused(py, &error))?;
-    json::dict(py, &report)
+    let report = json::dict(py, &report)?;
+    let raised = raised.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(raised) = raised {
+        raised.value(py).setattr("report", report)?;
+        return Err(raised);
+    }
+    Ok(report)
+}
+
+/// What is asked for.
+struct What {
+    capacity: Given<SizeText<Capacity>>,
+    older_than_s: Given<Seconds<OlderThan>>,
+    dry_run: bool,
+    deadline_s: Seconds<named::Deadline>,
+    time_limit_s: Given<Seconds<named::TimeLimit>>,
 }
 
 fn collect(
     url: Root,
-    capacity: Given<SizeText<Capacity>>,
-    older_than_s: Given<Seconds<OlderThan>>,
-    dry_run: bool,
+    what: What,
     bucket: ForBucket,
+    interrupted: &dyn Fn() -> bool,
 ) -> Result<Map<String, Value>, Error> {
     let Root::Bucket(location) = url else {
         return Err(Error::config("url: a bucket is expected"));
     };
-    let capacity_bytes = match capacity.0.map(|size| size.value) {
+    let capacity_bytes = match what.capacity.0.map(|size| size.value) {
         Some(Size::Bytes(bytes)) => Some(bytes),
         Some(Size::Percent(_)) => {
             return Err(Error::config("capacity: a number of bytes is expected"));
         }
         None => None,
     };
-    let what = GcOptions {
+    let asked = GcOptions {
         capacity_bytes,
-        older_than: older_than_s.0.map(|time| time.value),
-        dry_run,
+        older_than: what.older_than_s.0.map(|time| time.value),
+        dry_run: what.dry_run,
+        time_limit: what.time_limit_s.0.map(|time| time.value),
     };
-    if what.capacity_bytes.is_none() && what.older_than.is_none() {
+    if asked.capacity_bytes.is_none() && asked.older_than.is_none() {
         return Err(Error::config(
             "capacity: is missing, and so is older_than_s; give one",
         ));
@@ -102,7 +139,7 @@ fn collect(
     let any = Common {
         manifest: Manifest(Map::from_iter([("model".to_owned(), "any".into())])),
         row_bytes: RowBytes(BTreeMap::from([(GroupId(0), 1)])),
-        deadline: Seconds::new(30),
+        deadline: what.deadline_s,
         required: true,
         honours_busy: false,
         admission: AdmissionOptions::default(),
@@ -110,14 +147,17 @@ fn collect(
     let given = memory(&location);
     let options = bucket.options(location, any)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let report = run(&options, given, &clock, what)?;
+    let report = run(&options, given.as_ref(), &clock, asked, interrupted)?;
     let told = json!({
         "removed_rows": report.removed_rows,
         "removed_bytes": report.removed_bytes,
         "failed_rows": report.failed_rows,
+        "last_error": report.last_error,
         "kept_rows": report.kept_rows,
         "kept_bytes": report.kept_bytes,
         "emptied": report.emptied,
+        "odd_names": report.odd_names,
+        "ended": report.end.as_str(),
     });
     match told {
         Value::Object(told) => Ok(told),

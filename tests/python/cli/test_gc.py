@@ -6,15 +6,21 @@ import fcntl
 import json
 import mmap
 import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import kvstrata
+from kvstrata.cli.gc import directory
 from kvstrata.cli.main import main
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ROW_BYTES = 4096
@@ -94,6 +100,107 @@ def test_a_directory_in_use_is_left_alone(
         assert main(["gc", str(tmp_path), "--capacity", "0"]) == 2
     assert "is in use" in capsys.readouterr().err
     assert list(tmp_path.glob("*/rows/g0/*.rows"))
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def command(endpoint: str, *arguments: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret"}
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "kvstrata.cli", "gc", "s3://bucket/x", "--capacity", "1GiB"),
+            *("--endpoint", endpoint, "--allow-http", *arguments),
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_ends_it_at_once_and_what_was_done_is_told(silent: str) -> None:
+    with command(silent) as running:
+        time.sleep(2)
+        assert running.poll() is None
+        begun = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        told, said = running.communicate(timeout=20)
+    assert time.monotonic() - begun < 10
+    assert running.returncode == 130
+    assert said == "kvstrata gc: interrupted\n"
+    assert told == "removed 0 rows, 0 B\nkept 0 rows, 0 B\n"
+
+
+def test_its_time_is_bounded_for_each_request_and_as_a_whole(silent: str) -> None:
+    with command(silent, "--time-limit", "0.5s") as running:
+        told, said = running.communicate(timeout=20)
+    assert running.returncode == 1
+    assert said == "kvstrata gc: not done: time limit\n"
+    assert told.startswith("removed 0 rows")
+    with command(silent, "--deadline", "0.5s") as running:
+        told, said = running.communicate(timeout=20)
+    assert (running.returncode, told) == (2, "")
+    assert "no answer by the deadline" in said
+
+
+def test_a_signal_brings_what_was_done_so_far(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    class AlarmError(Exception):
+        report: dict[str, Any] | None = None
+
+    def alarmed(*_: object) -> None:
+        raise AlarmError
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(AlarmError) as caught:
+            kvstrata.collect_garbage(
+                "s3://bucket/x", capacity=0, endpoint=silent, allow_http=True, deadline_s=60.0
+            )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    report = caught.value.report
+    assert report is not None
+    assert (report["ended"], report["removed_rows"]) == ("interrupted", 0)
+
+
+def test_a_directory_says_what_was_removed_before_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(str(tmp_path), "m", 100, capacity=8 << 20, min_free=0)
+    files = len(list(tmp_path.glob("*/rows/g0/*.rows")))
+    assert files >= 2
+    removed = directory._removed
+
+    def interrupted(file: directory.RowFile) -> bool:
+        monkeypatch.setattr(directory, "_removed", interrupt)
+        return removed(file)
+
+    def interrupt(_: directory.RowFile) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(directory, "_removed", interrupted)
+    assert main(["gc", "--json", str(tmp_path), "--capacity", "0"]) == 130
+    output = capsys.readouterr()
+    assert output.err == "kvstrata gc: interrupted\n"
+    told = json.loads(output.out)
+    assert (told["removed_rows"], told["kept_rows"]) == (1, files - 1)
+    monkeypatch.setattr(directory, "_removed", removed)
+    assert main(["gc", "--json", str(tmp_path), "--capacity", "0", "--time-limit", "0s"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ended"], told["removed_rows"]) == ("time limit", 0)
 
 
 @pytest.mark.parametrize(

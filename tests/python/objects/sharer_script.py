@@ -92,8 +92,10 @@ class Sharer:
         self.arena[:] = b"\xee" * len(self.arena)
         outcomes = self.run(self.bucket, "load", there)
         self.check(there, outcomes)
-        pairs = zip(there, outcomes, strict=True)
+        pairs = list(zip(there, outcomes, strict=True))
         self.from_peers += sum(o == "ok" and n not in self.own for n, o in pairs)
+        # Removed since: whoever stores it next made the one that comes then.
+        self.own -= {number for number, outcome in pairs if outcome == "miss"}
 
     def check(self, numbers: list[int], outcomes: list[str]) -> None:
         for slot, (number, outcome) in enumerate(zip(numbers, outcomes, strict=True)):

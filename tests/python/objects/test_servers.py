@@ -52,10 +52,10 @@ def test_a_peer_that_goes_on_in_the_old_epoch_never_publishes_into_the_new_one(b
     assert bench.load(bench.open(), keys) == ["miss", "miss"]
     # The peer itself goes on with what it has.
     assert bench.load(old, keys) == ["ok", "ok"]
-    assert new.stats()["epoch"] == "0000000002"
+    assert new.stats()["epoch"].startswith("0000000002-")
     assert new.reset() is True
     assert old.reset() is True
-    assert old.stats()["epoch"] == "0000000004"
+    assert old.stats()["epoch"].startswith("0000000004-")
 
 
 def test_what_one_process_stored_another_reloads(bench: Any) -> None:

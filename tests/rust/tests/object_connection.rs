@@ -13,7 +13,7 @@ use kvstrata_core::tier::Tier;
 use kvstrata_testkit::memory::leaked_arena;
 use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Method, Rule};
 use object_support::s3s_server::S3sServer;
-use object_support::{ACCESS_KEY, SECRET_KEY, open, options};
+use object_support::{ACCESS_KEY, SECRET_KEY, eventually, open, open_with, options};
 use tier_support::keys;
 
 fn named(bucket: &Bucket, addressing: Addressing) -> ObjectOptions {
@@ -71,6 +71,109 @@ fn a_clock_that_differs_from_the_servers_is_named() {
     bucket.rule(Rule::all(BucketFault::Refuse(403, "RequestTimeTooSkewed")));
     let said = refusal(options(&bucket.endpoint()));
     assert!(said.contains("clock differs too much"), "{said}");
+}
+
+#[test]
+fn what_fails_is_told_by_status_and_code_whatever_words_the_url_has() {
+    for (status, code, words) in [
+        (500, "Faulty", "the server fails or is overloaded"),
+        (503, "SlowDown", "the server fails or is overloaded"),
+        (
+            400,
+            "InvalidRequest",
+            "the server does not take the request as it is",
+        ),
+        (400, "ExpiredToken", "the server refuses these credentials"),
+        (400, "RequestTimeout", "the server cannot be used"),
+        (404, "NoSuchBucket", "there is no such bucket"),
+        (507, "Faulty", "the bucket is full"),
+    ] {
+        let bucket = Bucket::start().unwrap();
+        bucket.rule(Rule::all(BucketFault::Refuse(status, code)));
+        let mut named = options(&bucket.endpoint());
+        named.location.prefix =
+            "denied/timeout/NoSuchBucket/RequestExpired/169.254.1.1/status code: 404/dns error"
+                .to_owned();
+        let said = refusal(named);
+        assert!(said.contains(words), "{status} {code}: {said}");
+        assert!(said.contains(&status.to_string()), "{said}");
+        assert!(said.contains(code), "{said}");
+    }
+}
+
+/// Names of probes that are left.
+fn probes(bucket: &Bucket) -> Vec<String> {
+    let names = bucket.names().into_iter();
+    names
+        .filter(|name| name.contains("/kvstrata-probe-"))
+        .collect()
+}
+
+#[test]
+fn a_probe_that_may_not_be_deleted_is_named_and_not_joined_by_others() {
+    let bucket = Bucket::start().unwrap();
+    drop(open(options(&bucket.endpoint()), 4));
+    assert_eq!(probes(&bucket), [""; 0]);
+    bucket.rule(Rule {
+        methods: vec![Method::Delete],
+        ..Rule::all(BucketFault::Status(403))
+    });
+    let said = refusal(options(&bucket.endpoint()));
+    let left = probes(&bucket);
+    assert_eq!(left.len(), 1);
+    assert!(said.contains("delete: 403"), "{said}");
+    assert!(
+        said.contains(&format!("the object {} is left behind", left[0])),
+        "{said}"
+    );
+    // One tier tries it out again and again.
+    let later = ObjectOptions {
+        required: false,
+        ..options(&bucket.endpoint())
+    };
+    let puts = || bucket.seen(Method::Put, "/kvstrata-probe-");
+    let before = puts();
+    let circuit = kvstrata_core::tier::CircuitLimits::default();
+    let harness = open_with(later, 4, None, circuit);
+    eventually("tried again", || puts() >= before + 6);
+    assert!(probes(&bucket).len() <= 2, "{:?}", probes(&bucket));
+    let digits = |name: &String| name.rsplit_once('-').unwrap().1.len();
+    assert!(probes(&bucket).iter().all(|name| digits(name) == 2));
+    drop(harness);
+}
+
+#[test]
+fn what_others_try_out_at_the_same_time_changes_nothing() {
+    let bucket = Bucket::start().unwrap();
+    let conditional = || {
+        let harness = open(options(&bucket.endpoint()), 4);
+        let told = harness.tier.capabilities().unwrap();
+        told["conditional_put"] == true
+    };
+    std::thread::scope(|scope| {
+        let opening: Vec<_> = (0..16).map(|_| scope.spawn(conditional)).collect();
+        for opened in opening {
+            assert!(opened.join().unwrap());
+        }
+    });
+    // The probe of one is deleted by another between its steps.
+    let bucket = Bucket::start().unwrap();
+    let slow = BucketFault::Latency(std::time::Duration::from_millis(200));
+    bucket.rule(
+        Rule {
+            part: "kvstrata-probe-".to_owned(),
+            ..Rule::all(slow)
+        }
+        .times(4),
+    );
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| open(options(&bucket.endpoint()), 4));
+        eventually("a probe is there", || {
+            probes(&bucket).iter().any(|name| bucket.remove(name))
+        });
+        let told = opening.join().unwrap().tier.capabilities().unwrap();
+        assert_eq!(told["conditional_put"], true);
+    });
 }
 
 #[test]

@@ -86,9 +86,10 @@ const PROMISES: [Promise; 14] = [
 /// Keeps every promise in a bucket, each below a prefix of its own.
 fn keep_all(place: impl Fn(ObjectOptions) -> Place) {
     let mut broken = Vec::new();
-    for (words, promise) in PROMISES {
+    for (number, (words, promise)) in PROMISES.into_iter().enumerate() {
         let mut options = given_options();
-        options.location.prefix = format!("{}/prefix", words.replace([' ', '\''], "-"));
+        // Short: one of the servers makes a file's name of an object's whole name.
+        options.location.prefix = format!("promise/{number}");
         let own = place(options);
         // A thread of that name: what it says of its panic tells which promise it was.
         let kept = thread::scope(|scope| {
@@ -192,7 +193,11 @@ fn a_peer_in_an_old_epoch_never_publishes_into_the_new_one(place: &Place) {
     assert_eq!(new.store(&own), all(Outcome::Ok, 2));
     assert!(old.tier.reset().unwrap());
     assert_eq!(old.load(&own), all(Outcome::Miss, 2));
-    assert_eq!(old.tier.stats().unwrap()["epoch"], "0000000003");
+    let epoch = old.tier.stats().unwrap()["epoch"].clone();
+    assert!(
+        epoch.as_str().unwrap().starts_with("0000000003-"),
+        "{epoch}"
+    );
 }
 
 fn removed_rows_are_gone_at_once_and_can_be_stored_again(place: &Place) {
@@ -378,8 +383,8 @@ fn what_gc_removes_is_a_miss_and_stored_again(place: &Place) {
         capacity_bytes: Some(5 * whole),
         ..GcOptions::default()
     };
-    let given = place.given.as_ref().map(Store::clone);
-    let report = run(&place.options, given, &clock, what).unwrap();
+    let given = place.given.as_ref();
+    let report = run(&place.options, given, &clock, what, &|| false).unwrap();
     assert_eq!((report.removed_rows, report.kept_rows), (7, 5));
     assert_eq!((report.failed_rows, report.kept_bytes), (0, 5 * whole));
     let loaded = harness.load(&own);

@@ -12,16 +12,30 @@ use kvstrata_core::job::Outcome;
 use kvstrata_core::object::memory_store;
 use kvstrata_core::tier::CircuitLimits;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
-use object_support::{eventually, found_in_the_end, open, open_given, open_with, options};
+use object_support::{
+    eventually, found_in_the_end, open, open_given, open_with, options, row_names,
+};
 use tier_support::{Harness, keys};
 
 fn all(outcome: Outcome, count: usize) -> Vec<Outcome> {
     vec![outcome; count]
 }
 
-fn epoch(harness: &Harness) -> String {
+/// The epoch that a tier works in: its number and its random part.
+fn whole_epoch(harness: &Harness) -> String {
     let stats = harness.tier.stats().unwrap();
     stats["epoch"].as_str().unwrap().to_owned()
+}
+
+/// Its number.
+fn epoch(harness: &Harness) -> String {
+    let (number, suffix) = {
+        let whole = whole_epoch(harness);
+        let (number, suffix) = whole.split_once('-').unwrap();
+        (number.to_owned(), suffix.to_owned())
+    };
+    assert_ne!(suffix, "0000000000000000");
+    number
 }
 
 fn records(bucket: &Bucket) -> Vec<String> {
@@ -40,7 +54,7 @@ fn a_reset_is_recorded_before_it_says_so_and_takes_the_next_number() {
         open(options(&bucket.endpoint()), 4),
     );
     assert_eq!(epoch(&one), "0000000001");
-    assert_eq!(epoch(&other), "0000000001");
+    assert_eq!(whole_epoch(&other), whole_epoch(&one));
     assert!(one.tier.reset().unwrap());
     assert_eq!(records(&bucket), ["0000000001", "0000000002"]);
     assert!(other.tier.reset().unwrap());
@@ -58,15 +72,13 @@ fn an_epoch_that_begins_while_a_tier_opens_is_not_taken_for_a_lost_one() {
     assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
     let listings = || bucket.seen(Method::List, "/rows/");
     let before = listings();
-    bucket.rule(Rule::rows(&[Method::List], BucketFault::Hold));
+    bucket.rule(Rule::rows(&[Method::List], BucketFault::Hold).times(1));
     std::thread::scope(|scope| {
         let opening = scope.spawn(|| open(options(&bucket.endpoint()), 4));
         eventually("its rows are being listed", || listings() > before);
         // A peer's reset, and its first row.
-        for name in bucket.names() {
-            let next = name.replace("/0000000001", "/0000000002");
-            bucket.put(&next, bucket.get(&name).unwrap());
-        }
+        assert!(harness.tier.reset().unwrap());
+        assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
         bucket.heal();
         assert_eq!(epoch(&opening.join().unwrap()), "0000000002");
     });
@@ -142,6 +154,81 @@ fn lost_records_bring_nothing_back() {
 }
 
 #[test]
+fn an_epoch_never_comes_back_though_its_bucket_was_emptied() {
+    for writes_between in [false, true] {
+        let bucket = Bucket::start().unwrap();
+        let own = keys(0..4);
+        let mut old = open(options(&bucket.endpoint()), 4);
+        assert_eq!(old.store(&own[..2]), all(Outcome::Ok, 2));
+        // What was stored before this must not be found after it.
+        let resetting = open(options(&bucket.endpoint()), 4);
+        assert!(resetting.tier.reset().unwrap());
+        for name in bucket.names() {
+            bucket.remove(&name);
+        }
+        // The old peer still writes rows where it always did.
+        if writes_between {
+            assert_eq!(old.store(&own[2..3]), [Outcome::Ok]);
+        }
+        let mut new = open(options(&bucket.endpoint()), 4);
+        assert!(old.store(&own[2..]).contains(&Outcome::Ok));
+        assert_ne!(whole_epoch(&new), whole_epoch(&old));
+        assert_eq!(found_in_the_end(&new, &own), [false; 4]);
+        assert_eq!(new.load(&own), all(Outcome::Miss, 4));
+        assert_eq!(new.store(&own), all(Outcome::Ok, 4));
+        // Whoever comes next shares with the new one.
+        let mut next = open(options(&bucket.endpoint()), 4);
+        assert_eq!(whole_epoch(&next), whole_epoch(&new));
+        assert_eq!(next.load(&own), all(Outcome::Ok, 4));
+    }
+}
+
+#[test]
+fn tiers_that_open_an_empty_bucket_at_the_same_time_share_its_first_epoch() {
+    let bucket = Bucket::start().unwrap();
+    let open = || whole_epoch(&open(options(&bucket.endpoint()), 4));
+    let found: Vec<String> = std::thread::scope(|scope| {
+        let opening: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        let opened = opening.into_iter().map(|opened| opened.join().unwrap());
+        opened.collect()
+    });
+    assert!(found.iter().all(|epoch| *epoch == found[0]), "{found:?}");
+}
+
+#[test]
+fn a_record_that_makes_no_sense_begins_a_new_epoch() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open(options(&bucket.endpoint()), 4);
+    assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
+    let record = bucket.names().into_iter();
+    let record = record.into_iter().find(|name| name.contains("/epochs/"));
+    bucket.put(&record.unwrap(), b"something else".to_vec());
+    let mut other = open(options(&bucket.endpoint()), 4);
+    assert_eq!(epoch(&other), "0000000002");
+    assert_eq!(other.load(&keys(0..1)), [Outcome::Miss]);
+}
+
+#[test]
+fn many_names_below_rows_cost_an_opening_a_page_of_memory() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open(options(&bucket.endpoint()), 4);
+    assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
+    let row = row_names(&bucket).remove(0);
+    let (rows, _) = row.split_once("/rows/").unwrap();
+    for number in 0..5000 {
+        bucket.put(&format!("{rows}/rows/{number:06}"), b"x".to_vec());
+        bucket.put(&format!("{rows}/rows/zz{number:06}/x"), b"x".to_vec());
+    }
+    let other = open(options(&bucket.endpoint()), 4);
+    assert_eq!(whole_epoch(&other), whole_epoch(&harness));
+    // An epoch among them is found, and goes on from there.
+    let old = whole_epoch(&harness);
+    let later = row.replace(&old, "0000000007-00000000000000ff");
+    bucket.put(&later, bucket.get(&row).unwrap());
+    assert_eq!(epoch(&open(options(&bucket.endpoint()), 4)), "0000000008");
+}
+
+#[test]
 fn where_nothing_can_be_refused_epochs_of_two_resets_differ_all_the_same() {
     let bucket = Bucket::start().unwrap();
     bucket.ignore_conditions();
@@ -151,12 +238,13 @@ fn where_nothing_can_be_refused_epochs_of_two_resets_differ_all_the_same() {
     );
     assert_eq!(one.tier.capabilities().unwrap()["conditional_put"], false);
     assert_eq!(epoch(&one), "0000000001");
+    assert_eq!(whole_epoch(&other), whole_epoch(&one));
     assert_eq!(one.store(&keys(0..2)), all(Outcome::Ok, 2));
     // Without having been told: its header is read first.
     assert_eq!(other.store(&keys(0..2)), all(Outcome::Present, 2));
     assert!(one.tier.reset().unwrap() && other.tier.reset().unwrap());
-    let (first, second) = (epoch(&one), epoch(&other));
-    assert!(first.starts_with("0000000002-") && second.starts_with("0000000003-"));
+    let both = (epoch(&one), epoch(&other));
+    assert_eq!(both, ("0000000002".into(), "0000000003".into()));
     assert_eq!(one.store(&keys(0..1)), [Outcome::Ok]);
     assert_eq!(other.load(&keys(0..1)), [Outcome::Miss]);
     assert_eq!(one.load(&keys(0..1)), [Outcome::Ok]);

@@ -1,6 +1,7 @@
 """`kvstrata gc URL --capacity SIZE | --older-than AGE`.
 
-Exit status: 0, 1 where something that was to be removed could not be, 2 where nothing can be done.
+Exit status: 0; 1 where something that was to be removed was not, because it could not be or because
+the time was over; 2 where nothing can be done; 130 where it was interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvstrata.cli.ls.command import size
 
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2
+EXIT_INTERRUPTED = 130
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BUCKETS = ("s3://", "gs://", "az://", "memory://")
@@ -50,6 +52,12 @@ def add_parser(subparsers: Any) -> None:
         help="remove what is older: 30m, 12h, 14d or 2w (in a directory: not used for so long)",
     )
     parser.add_argument("--dry-run", action="store_true", help="remove nothing, say what would be")
+    parser.add_argument(
+        "--time-limit", type=age, metavar="TIME", help="do no more after so long: 30m, 12h"
+    )
+    parser.add_argument(
+        "--deadline", type=age, metavar="TIME", help="longest time of one request (default 30s)"
+    )
     parser.add_argument("--endpoint", metavar="URL", help="of a server that is not the provider's")
     parser.add_argument("--region", metavar="NAME", help="the provider's region")
     parser.add_argument("--addressing", choices=("auto", "path", "virtual"))
@@ -75,11 +83,23 @@ def run(options: argparse.Namespace) -> int:
     except (kvstrata.ConfigError, directory.UnusableError) as error:
         print(f"kvstrata gc: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    except KeyboardInterrupt as interrupt:
+        print("kvstrata gc: interrupted", file=sys.stderr)
+        so_far = getattr(interrupt, "report", None)
+        if so_far is not None:
+            _print(so_far, options)
+        return EXIT_INTERRUPTED
+    if report["ended"] != "done":
+        print(f"kvstrata gc: not done: {report['ended']}", file=sys.stderr)
+    _print(report, options)
+    return EXIT_FAILED if report["failed_rows"] or report["ended"] != "done" else 0
+
+
+def _print(report: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(report, indent=2))
     else:
         print(_told(report, dry_run=options.dry_run))
-    return EXIT_FAILED if report["failed_rows"] else 0
 
 
 def _collect(options: argparse.Namespace) -> dict[str, Any]:
@@ -88,12 +108,16 @@ def _collect(options: argparse.Namespace) -> dict[str, Any]:
         what["capacity"] = options.capacity
     if options.older_than is not None:
         what["older_than_s"] = options.older_than
+    if options.time_limit is not None:
+        what["time_limit_s"] = options.time_limit
     if not options.url.startswith(_BUCKETS):
         return directory.collect(options.url, **what)
     for name in ("endpoint", "region", "addressing", "ca_bundle"):
         value = getattr(options, name)
         if value is not None:
             what[name] = value
+    if options.deadline is not None:
+        what["deadline_s"] = options.deadline
     if options.allow_http:
         what["allow_http"] = True
     return kvstrata.collect_garbage(options.url, **what)
@@ -108,5 +132,8 @@ def _told(report: dict[str, Any], *, dry_run: bool) -> str:
     ]
     lines += [f"empty now: {name}" for name in report["emptied"]]
     if report["failed_rows"]:
-        lines.append(f"could not remove {report['failed_rows']} {what}")
+        why = f" ({report['last_error']})" if report["last_error"] else ""
+        lines.append(f"could not remove {report['failed_rows']} {what}{why}")
+    if report["odd_names"]:
+        lines.append(f"left alone {report['odd_names']} objects whose names are not ours")
     return "\n".join(lines)

@@ -49,14 +49,16 @@ def collect(
     *,
     capacity: str | None = None,
     older_than_s: float | None = None,
+    time_limit_s: float | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
     """Remove row files; returns the report that is printed.
 
     # Errors
     :class:`UnusableError`: no such directory, or an engine uses it; :class:`kvstrata.ConfigError`:
-    a size that is none.
+    a size that is none. `KeyboardInterrupt` has the report of what was done as `report`.
     """
+    until = None if time_limit_s is None else time.monotonic() + time_limit_s
     limit = None if capacity is None else _bytes(capacity)
     try:
         root = inventory.root_of(url)
@@ -65,18 +67,36 @@ def collect(
     with _locked(root):
         files = list(_row_files(root))
         goes = _chosen(files, limit, older_than_s, time.time())
-        failed = [] if dry_run else [file for file in goes if not _removed(file)]
-    gone = [file for file in goes if file not in failed]
-    kept = [file for file in files if file not in gone]
+        gone: list[RowFile] = []
+        failed: list[RowFile] = []
+        try:
+            for file in goes:
+                if until is not None and time.monotonic() >= until:
+                    return _report(files, gone, failed, "time limit")
+                (gone if dry_run or _removed(file) else failed).append(file)
+        except KeyboardInterrupt as interrupt:
+            interrupt.report = _report(files, gone, failed, "interrupted")  # type: ignore[attr-defined]
+            raise
+    return _report(files, gone, failed, "done")
+
+
+def _report(
+    files: list[RowFile], gone: list[RowFile], failed: list[RowFile], ended: str
+) -> dict[str, Any]:
+    removed = {file.path for file in gone}
+    kept = [file for file in files if file.path not in removed]
     left = {file.namespace for file in kept}
     return {
         "unit": "row files",
         "removed_rows": len(gone),
         "removed_bytes": sum(file.bytes for file in gone),
         "failed_rows": len(failed),
+        "last_error": None,
         "kept_rows": len(kept),
         "kept_bytes": sum(file.bytes for file in kept),
         "emptied": sorted({file.namespace for file in gone} - left),
+        "odd_names": 0,
+        "ended": ended,
     }
 
 

@@ -1,5 +1,6 @@
-//! Answers of bounded length: clients make room for as many bytes as an answer says that it has,
-//! and the process ends where there is no such room.
+//! Answers as clients can take them: of bounded length, for clients make room for as many bytes as
+//! an answer says that it has, and the process ends where there is no such room; without odd names;
+//! and a refusal as an error of ours, which says what it means.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -7,6 +8,13 @@ use object_store::client::{
     HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use reqwest::{Method, StatusCode, header};
+
+use crate::metrics::Counter;
+use crate::object::credentials::NoCredentials;
+use crate::object::page::without_odd_names;
+use crate::object::refusal::{Asked, Refusal};
+use crate::object::token_files::TokenFiles;
+use crate::sys::sync::Arc;
 
 /// Most bytes of an error's text that are read; the others are left out.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -21,17 +29,25 @@ pub(super) struct Bounded<Service> {
     pub(super) service: Service,
     /// Whether it asks for credentials alone.
     pub(super) for_credentials: bool,
+    pub(super) tokens: TokenFiles,
+    /// Names of listings that were left out.
+    pub(super) odd_names: Arc<Counter>,
 }
 
 impl<Service> Bounded<Service> {
+    /// Whether a request is for a page of a listing.
+    fn lists(request: &HttpRequest) -> bool {
+        let query = request.uri().query().unwrap_or("");
+        let lists = |pair: &str| pair == "list-type=2" || pair == "comp=list";
+        request.method() == Method::GET && query.split('&').any(lists)
+    }
+
     /// Most bytes of the whole answer to a request, and of one with the part of an object that was
     /// asked for. `None`: it is read piece by piece, or not at all.
     fn bounds(&self, request: &HttpRequest) -> (Option<usize>, Option<usize>) {
-        let query = request.uri().query().unwrap_or("");
-        let lists = |pair: &str| pair == "list-type=2" || pair == "comp=list";
         let whole = if self.for_credentials || request.method() == Method::POST {
             Some(SHORT_BYTES_MAX)
-        } else if request.method() == Method::GET && query.split('&').any(lists) {
+        } else if Self::lists(request) {
             Some(LIST_BYTES_MAX)
         } else {
             None
@@ -53,24 +69,40 @@ impl<Service> Bounded<Service> {
 #[async_trait]
 impl<Service: HttpService> HttpService for Bounded<Service> {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let answered = self.answer(request).await;
+        if !self.for_credentials {
+            return answered;
+        }
+        answered.map_err(|error| HttpError::new(error.kind(), NoCredentials::of(&error)))
+    }
+}
+
+impl<Service: HttpService> Bounded<Service> {
+    async fn answer(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.tokens.put_into(&mut request)?;
         let (whole, part) = self.bounds(&request);
+        let (lists, asked) = (Self::lists(&request), Asked::of(&request));
         let (parts, body) = self.service.call(request).await?.into_parts();
-        let partial = parts.status == StatusCode::PARTIAL_CONTENT;
-        let bound = part.filter(|_| partial).or(whole);
-        let body = if parts.status.is_client_error() || parts.status.is_server_error() {
-            let (mut bytes, _) = read(body, ERROR_BYTES_MAX).await?;
+        if !parts.status.is_success() {
+            let (mut bytes, _) = read(body, ERROR_BYTES_MAX).await.unwrap_or_default();
             bytes.truncate(ERROR_BYTES_MAX);
-            String::from_utf8_lossy(&bytes).into_owned().into()
-        } else if !parts.status.is_success() {
-            String::new().into()
-        } else if let Some(bound) = bound {
-            let (bytes, longer) = read(body, bound).await?;
+            let text = String::from_utf8_lossy(&bytes);
+            let refusal = Refusal::new(parts.status, &text, asked);
+            return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+        }
+        let partial = parts.status == StatusCode::PARTIAL_CONTENT;
+        let body = if let Some(bound) = part.filter(|_| partial).or(whole) {
+            let (mut bytes, longer) = read(body, bound).await?;
             if longer {
                 let text = format!("the answer is longer than {bound} bytes");
                 return Err(HttpError::new(
                     HttpErrorKind::Decode,
                     std::io::Error::other(text),
                 ));
+            }
+            if lists && let Some((kept, odd)) = without_odd_names(&bytes) {
+                self.odd_names.add(odd);
+                bytes = kept;
             }
             bytes.into()
         } else {
@@ -114,12 +146,14 @@ mod tests {
         }
     }
 
-    /// The length of an answer's body; `None` where it is refused.
-    fn length(for_credentials: bool, status: u16, bytes: usize, of: &str) -> Option<usize> {
+    /// The length of an answer's body, or of its text as an error.
+    fn length(for_credentials: bool, status: u16, bytes: usize, of: &str) -> Result<usize, usize> {
         let service = Answering(StatusCode::from_u16(status).unwrap(), bytes);
         let bounded = Bounded {
             service,
             for_credentials,
+            tokens: TokenFiles::default(),
+            odd_names: Arc::default(),
         };
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         if of == "range" {
@@ -129,16 +163,16 @@ mod tests {
             *request.uri_mut() = format!("http://host/bucket?{of}").parse().unwrap();
         }
         let answer = bounded.call(request).now_or_never().unwrap();
-        let body = answer.ok()?.into_body().bytes().now_or_never().unwrap();
-        Some(body.unwrap().len())
+        let body = answer.map_err(|error| error.to_string().len())?.into_body();
+        Ok(body.bytes().now_or_never().unwrap().unwrap().len())
     }
 
     #[test]
     fn errors_are_cut() {
-        assert_eq!(length(false, 500, 10, ""), Some(10));
-        assert_eq!(length(false, 403, 1 << 20, ""), Some(ERROR_BYTES_MAX));
-        assert_eq!(length(true, 404, 1 << 20, ""), Some(ERROR_BYTES_MAX));
-        assert_eq!(length(false, 301, 1 << 20, ""), Some(0));
+        for (for_credentials, status) in [(false, 500), (false, 403), (true, 404), (false, 301)] {
+            let told = length(for_credentials, status, 1 << 20, "").unwrap_err();
+            assert!(told < 400, "{told}");
+        }
     }
 
     #[test]
@@ -151,14 +185,14 @@ mod tests {
             (true, 200, "", SHORT_BYTES_MAX),
         ] {
             let length = |bytes| length(for_credentials, status, bytes, of);
-            assert_eq!(length(bytes_max), Some(bytes_max), "{of}");
-            assert_eq!(length(bytes_max + 1), None, "{of}");
+            assert_eq!(length(bytes_max), Ok(bytes_max), "{of}");
+            assert!(length(bytes_max + 1).is_err(), "{of}");
         }
     }
 
     #[test]
     fn objects_are_handed_on_as_they_come() {
         let large = LIST_BYTES_MAX + 1;
-        assert_eq!(length(false, 200, large, ""), Some(large));
+        assert_eq!(length(false, 200, large, ""), Ok(large));
     }
 }

@@ -3,16 +3,20 @@
 use core::str::FromStr;
 use core::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum, S3ConditionalPut};
+use object_store::aws::{
+    AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider, Checksum, S3ConditionalPut,
+};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, RetryConfig};
 
 use crate::config::shown;
 use crate::error::{Error, Result};
+use crate::metrics::Counter;
 use crate::object::connector::Connector;
-use crate::object::credentials::FileCredentials;
+use crate::object::credentials::{CheckedCredentials, FileCredentials};
 use crate::object::options::ObjectOptions;
+use crate::object::token_files::TokenFiles;
 use crate::object::{Scheme, Store, memory_store};
 use crate::sys::clock::Clock;
 use crate::sys::fs::read_small;
@@ -61,16 +65,25 @@ impl Style {
     }
 }
 
-/// A client of the bucket. No request is made yet.
+/// A client of the bucket, which adds the names that its listings leave out to `odd_names`. No
+/// request is made yet.
 ///
 /// # Errors
 /// [`crate::error::ErrorKind::Config`] naming the option.
-pub fn connect(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<Store> {
+pub fn connect(
+    options: &ObjectOptions,
+    style: Style,
+    clock: &Arc<dyn Clock>,
+    odd_names: &Arc<Counter>,
+) -> Result<Store> {
+    if options.location.scheme == Scheme::Memory {
+        return Ok(memory_store());
+    }
+    let connector = connector(options, odd_names)?;
     match options.location.scheme {
-        Scheme::S3 => s3(options, style, clock),
-        Scheme::Gcs => gcs(options),
-        Scheme::Azure => azure(options),
-        Scheme::Memory => Ok(memory_store()),
+        Scheme::S3 => s3(options, style, clock, &connector),
+        Scheme::Gcs => gcs(options, connector),
+        Scheme::Azure | Scheme::Memory => azure(options, connector),
     }
 }
 
@@ -83,7 +96,7 @@ fn no_retries() -> RetryConfig {
     }
 }
 
-fn connector(options: &ObjectOptions) -> Result<Connector> {
+fn connector(options: &ObjectOptions, odd_names: &Arc<Counter>) -> Result<Connector> {
     let mut certificates = Vec::new();
     if let Some(path) = &options.ca_bundle {
         let wrong = |why: String| Error::config(format!("ca_bundle: {}: {why}", path.display()));
@@ -94,15 +107,22 @@ fn connector(options: &ObjectOptions) -> Result<Connector> {
             return Err(wrong("holds no certificate".to_owned()));
         }
     }
-    Ok(Connector::new(certificates, options.deadline))
+    let tokens = TokenFiles::of(&options.environment);
+    let deadline = options.deadline;
+    Ok(Connector::new(certificates, deadline, tokens, odd_names))
 }
 
-fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<Store> {
+fn s3(
+    options: &ObjectOptions,
+    style: Style,
+    clock: &Arc<dyn Clock>,
+    connector: &Connector,
+) -> Result<Store> {
     let mut builder = AmazonS3Builder::new();
     for name in AWS_VARIABLES {
         let key = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase());
         if let (Some(value), Ok(key)) = (options.environment.get(name), key) {
-            builder = builder.with_config(key, value);
+            builder = builder.with_config(key, TokenFiles::given(name, value));
         }
     }
     let given = |name: &str| options.environment.get(name).is_some();
@@ -131,7 +151,6 @@ fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<S
         check_url(&url)?;
         builder = builder.with_endpoint(url);
     }
-    let connector = connector(options)?;
     builder = builder
         .with_bucket_name(&options.location.bucket)
         .with_virtual_hosted_style_request(style == Style::Virtual)
@@ -144,27 +163,26 @@ fn s3(options: &ObjectOptions, style: Style, clock: &Arc<dyn Clock>) -> Result<S
         // One request for each object: servers that do not know the other are common.
         .with_disable_bulk_delete(true);
     let build = |builder: AmazonS3Builder| builder.build().map_err(|error| wrong(options, &error));
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    let credentials = Arc::clone(build(builder.clone())?.credentials());
+    let credentials: AwsCredentialProvider = Arc::new(CheckedCredentials(credentials));
+    builder = builder.with_credentials(Arc::clone(&credentials));
     if !options.is_private_path() {
         // Bodies are hashed and signed, which costs more than all the rest.
         let checked = builder.with_checksum_algorithm(Checksum::CRC64NVME);
         return Ok(Arc::new(build(checked)?));
     }
-    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
-    let credentials = Arc::clone(build(builder.clone())?.credentials());
-    let signing = connector.signing(
-        Arc::clone(&credentials),
-        region.unwrap_or_else(|| REGION.to_owned()),
-    );
+    let region = region.unwrap_or_else(|| REGION.to_owned());
+    let signing = connector.clone().signing(credentials, region);
     let store = build(
         builder
-            .with_credentials(credentials)
             .with_http_connector(signing)
             .with_skip_signature(true),
     )?;
     Ok(Arc::new(store))
 }
 
-fn gcs(options: &ObjectOptions) -> Result<Store> {
+fn gcs(options: &ObjectOptions, connector: Connector) -> Result<Store> {
     if options.endpoint.is_some() {
         return Err(Error::config("endpoint: not for gs://"));
     }
@@ -180,21 +198,21 @@ fn gcs(options: &ObjectOptions) -> Result<Store> {
     let store = builder
         .with_bucket_name(&options.location.bucket)
         .with_client_options(Connector::options(false))
-        .with_http_connector(connector(options)?)
+        .with_http_connector(connector)
         .with_retry(no_retries())
         .build()
         .map_err(|error| wrong(options, &error))?;
     Ok(Arc::new(store))
 }
 
-fn azure(options: &ObjectOptions) -> Result<Store> {
+fn azure(options: &ObjectOptions, connector: Connector) -> Result<Store> {
     let mut builder = MicrosoftAzureBuilder::new();
     for name in options.environment.0.keys() {
         if let Ok(key) = AzureConfigKey::from_str(&name.to_ascii_lowercase())
             && name.starts_with("AZURE_")
             && let Some(value) = options.environment.get(name)
         {
-            builder = builder.with_config(key, value);
+            builder = builder.with_config(key, TokenFiles::given(name, value));
         }
     }
     if let Some(endpoint) = &options.endpoint {
@@ -204,7 +222,7 @@ fn azure(options: &ObjectOptions) -> Result<Store> {
         .with_container_name(&options.location.bucket)
         .with_allow_http(options.allow_http)
         .with_client_options(Connector::options(options.allow_http))
-        .with_http_connector(connector(options)?)
+        .with_http_connector(connector)
         .with_retry(no_retries())
         .build()
         .map_err(|error| wrong(options, &error))?;

@@ -4,12 +4,14 @@ use core::time::Duration;
 
 use object_store::ClientOptions;
 use object_store::aws::AwsCredentialProvider;
-use object_store::client::{ClientConfigKey, HttpClient, HttpConnector};
+use object_store::client::{ClientConfigKey, HttpClient, HttpConnector, HttpService};
 use reqwest::redirect::Policy;
 
+use crate::metrics::Counter;
 use crate::object::bounded::Bounded;
 use crate::object::resolver::Resolver;
 use crate::object::signing::SigningClient;
+use crate::object::token_files::TokenFiles;
 use crate::sys::sync::Arc;
 
 /// Time to connect to the bucket's server.
@@ -29,6 +31,9 @@ const STALL_MIN: Duration = Duration::from_millis(100);
 pub(super) struct Connector {
     certificates: Vec<reqwest::Certificate>,
     stall: Duration,
+    tokens: TokenFiles,
+    /// Names of listings that were left out.
+    odd_names: Arc<Counter>,
     /// Whose credentials sign requests, for which region; `None`: the client signs them itself.
     signer: Option<(AwsCredentialProvider, String)>,
 }
@@ -36,13 +41,21 @@ pub(super) struct Connector {
 impl Connector {
     /// Clients that trust `certificates` beside the system's, for operations that may take
     /// `deadline`. A connection whose peer takes nothing for a tenth of that is closed by the
-    /// kernel: an operation's slot is free soon after its deadline, whatever the peer does.
-    pub(super) fn new(certificates: Vec<reqwest::Certificate>, deadline: Duration) -> Self {
+    /// kernel: an operation's slot is free soon after its deadline, whatever the peer does. That is
+    /// [`FailureKind::Stalled`](crate::object::FailureKind::Stalled), and tried again.
+    pub(super) fn new(
+        certificates: Vec<reqwest::Certificate>,
+        deadline: Duration,
+        tokens: TokenFiles,
+        odd_names: &Arc<Counter>,
+    ) -> Self {
         // Another copy of the library in this process, or an earlier tier, may have chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             certificates,
             stall: deadline.checked_div(10).unwrap_or(deadline).max(STALL_MIN),
+            tokens,
+            odd_names: Arc::clone(odd_names),
             signer: None,
         }
     }
@@ -53,6 +66,15 @@ impl Connector {
             signer: Some((credentials, region)),
             ..self
         }
+    }
+
+    fn bounded(&self, service: impl HttpService, for_credentials: bool) -> HttpClient {
+        HttpClient::new(Bounded {
+            service,
+            for_credentials,
+            tokens: self.tokens.clone(),
+            odd_names: Arc::clone(&self.odd_names),
+        })
     }
 
     /// The options that the clients of `object_store` are given: those that it looks at itself.
@@ -95,20 +117,16 @@ impl HttpConnector for Connector {
                 store: "HTTP client",
                 source: Box::new(error),
             })?;
-        let for_credentials = asked != own;
         Ok(match &self.signer {
-            None => HttpClient::new(Bounded {
-                service: client,
-                for_credentials,
-            }),
-            Some((credentials, region)) => HttpClient::new(Bounded {
-                service: SigningClient {
+            None => self.bounded(client, asked != own),
+            Some((credentials, region)) => {
+                let signing = SigningClient {
                     client,
                     credentials: Arc::clone(credentials),
                     region: region.clone(),
-                },
-                for_credentials,
-            }),
+                };
+                self.bounded(signing, asked != own)
+            }
         })
     }
 }

@@ -1,14 +1,17 @@
 //! Credentials from the file that AWS's own tools share.
 
+use core::error::Error;
+use core::fmt;
 use core::time::Duration;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 use object_store::CredentialProvider;
-use object_store::aws::AwsCredential;
+use object_store::aws::{AwsCredential, AwsCredentialProvider};
 
 use crate::config::shown;
 use crate::object::Scheme;
+use crate::object::failure::chain_of;
 use crate::object::options::Environment;
 use crate::sys::clock::{Clock, SystemClock};
 use crate::sys::fs::read_small;
@@ -27,8 +30,8 @@ pub(super) struct FileCredentials {
     last: Mutex<Option<(std::time::Instant, Arc<AwsCredential>)>>,
 }
 
-impl core::fmt::Debug for FileCredentials {
-    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Debug for FileCredentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "FileCredentials({})", self.path.display())
     }
 }
@@ -66,6 +69,54 @@ impl FileCredentials {
             let profile = &self.profile;
             format!("the credentials file {shown} has no keys of the profile {profile:?}")
         })
+    }
+}
+
+/// There are no credentials, whatever the reason.
+#[derive(Debug)]
+pub(super) struct NoCredentials(String);
+
+impl NoCredentials {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Those that could not be had because of an error.
+    pub(super) fn of(error: &dyn Error) -> Self {
+        Self(chain_of(error))
+    }
+}
+
+impl fmt::Display for NoCredentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl Error for NoCredentials {}
+
+/// Credentials that can stand in a request, or an error that says that there are none.
+#[derive(Debug)]
+pub(super) struct CheckedCredentials(pub(super) AwsCredentialProvider);
+
+#[async_trait]
+impl CredentialProvider for CheckedCredentials {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        let failed = |none: NoCredentials| object_store::Error::Generic {
+            store: "credentials",
+            source: Box::new(none),
+        };
+        let found = self.0.get_credential().await;
+        let found = found.map_err(|error| failed(NoCredentials::of(&error)))?;
+        // The client would panic at what cannot stand in a header.
+        let sound = |value: &str| value.chars().all(|c| c.is_ascii_graphic());
+        if sound(&found.key_id) && found.token.as_deref().is_none_or(sound) {
+            return Ok(found);
+        }
+        let text = "the credentials have a character that no header of a request may have";
+        Err(failed(NoCredentials::new(text)))
     }
 }
 

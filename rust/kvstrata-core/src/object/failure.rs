@@ -2,9 +2,14 @@
 
 use core::error::Error as StdError;
 use core::fmt;
+use std::io;
 
 use object_store::Error as StoreError;
 use object_store::client::{HttpError, HttpErrorKind};
+
+use crate::object::credentials::NoCredentials;
+use crate::object::refusal::Refusal;
+use crate::object::resolver::Unresolved;
 
 /// What went wrong with a request, as far as anybody has to act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +28,11 @@ pub enum FailureKind {
     NoCredentials,
     /// There is no such bucket.
     NoBucket,
-    /// The request named the bucket where the server does not look for it (redirects, 400, 405).
+    /// The request named the bucket where the server does not look for it (redirects, 405, 400
+    /// without a code).
     Addressing,
+    /// The server does not take the request as it is (other 4xx).
+    Rejected,
     /// This machine's clock is not the server's.
     ClockSkew,
     /// The bucket is full, or over its quota.
@@ -43,6 +51,8 @@ pub enum FailureKind {
     Tls,
     /// The connection broke, or the body was cut.
     Broken,
+    /// The peer took nothing for so long that the connection was given up.
+    Stalled,
     /// It was not over by its deadline.
     Late,
     /// Anything else.
@@ -62,6 +72,7 @@ impl FailureKind {
             Self::NoCredentials => "no_credentials",
             Self::NoBucket => "no_bucket",
             Self::Addressing => "addressing",
+            Self::Rejected => "rejected",
             Self::ClockSkew => "clock_skew",
             Self::Full => "full",
             Self::Throttled => "throttled",
@@ -71,6 +82,7 @@ impl FailureKind {
             Self::Connect => "connect",
             Self::Tls => "tls",
             Self::Broken => "broken",
+            Self::Stalled => "stalled",
             Self::Late => "timeout",
             Self::Other => "other",
         }
@@ -81,7 +93,7 @@ impl FailureKind {
     pub const fn is_worth_a_retry(self) -> bool {
         matches!(
             self,
-            Self::Throttled | Self::Server | Self::Connect | Self::Broken
+            Self::Throttled | Self::Server | Self::Connect | Self::Broken | Self::Stalled
         )
     }
 
@@ -107,8 +119,8 @@ impl FailureKind {
             Self::Connect => "no connection; check endpoint, port and firewall",
             Self::Tls => "TLS failed; check the scheme of the endpoint, or give ca_bundle",
             Self::Denied => {
-                "the server refuses these credentials (401 or 403); check them, the region and the \
-                 bucket's policy: put, get, list and delete are needed"
+                "the server refuses these credentials; check them, the region and the bucket's \
+                 policy: put, get, list and delete are needed"
             }
             Self::NoCredentials => {
                 "no credentials; give them by environment, credentials file or role"
@@ -117,6 +129,7 @@ impl FailureKind {
             Self::Addressing => {
                 "the server does not find the bucket there; try the other addressing"
             }
+            Self::Rejected => "the server does not take the request as it is",
             Self::ClockSkew => "this machine's clock differs too much from the server's",
             Self::Full => "the bucket is full or over its quota",
             Self::Late => "no answer by the deadline",
@@ -160,19 +173,29 @@ impl Failure {
         Self::new(FailureKind::Late, "no answer by the deadline")
     }
 
-    /// What an error of the client means.
+    /// What an error of the client means, by the types of what caused it and never by their words.
     #[must_use]
     pub fn of(error: &StoreError) -> Self {
-        let chain = chain_of(error);
-        Self {
-            kind: kind_of(error, &chain),
-            text: shortened(&chain),
+        if let Some(refusal) = find::<Refusal>(error)
+            && find::<NoCredentials>(error).is_none()
+        {
+            return Self::new(refusal.kind(), refusal.to_string());
         }
+        let kind = kind_of(error);
+        let mut text = chain_of(error);
+        if kind == FailureKind::Connect && find::<reqwest::Error>(error).is_some_and(is_timeout) {
+            text = format!("no connection in time: {text}");
+        }
+        Self::new(kind, shortened(&text))
     }
 }
 
+fn is_timeout(error: &reqwest::Error) -> bool {
+    error.is_timeout()
+}
+
 /// An error and all that caused it, without what the former says already.
-fn chain_of(error: &StoreError) -> String {
+pub(super) fn chain_of(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -186,18 +209,9 @@ fn chain_of(error: &StoreError) -> String {
     text
 }
 
-/// One line of bounded length. What servers echo of a request's signature is left out.
+/// One line of bounded length.
 fn shortened(chain: &str) -> String {
-    const SECRETS: [&str; 5] = [
-        "<StringToSign",
-        "<SignatureProvided",
-        "<CanonicalRequest",
-        "<AWSAccessKeyId",
-        "X-Amz-Security-Token",
-    ];
-    let end = SECRETS.iter().filter_map(|mark| chain.find(mark)).min();
-    let kept = chain.get(..end.unwrap_or(chain.len())).unwrap_or(chain);
-    let line: Vec<&str> = kept.split_whitespace().collect();
+    let line: Vec<&str> = chain.split_whitespace().collect();
     let line = line.join(" ");
     match line.char_indices().nth(TEXT_MAX) {
         Some((at, _)) => format!("{}...", line.get(..at).unwrap_or("")),
@@ -205,123 +219,93 @@ fn shortened(chain: &str) -> String {
     }
 }
 
-fn kind_of(error: &StoreError, chain: &str) -> FailureKind {
-    let has = |text: &str| chain.contains(text);
-    if has("RequestTimeTooSkewed") || has("RequestExpired") {
-        return FailureKind::ClockSkew;
+/// The first error of a type among an error and all that caused it.
+fn find<T: StdError + 'static>(error: &StoreError) -> Option<&T> {
+    let mut next: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(cause) = next {
+        if let Some(found) = cause.downcast_ref() {
+            return Some(found);
+        }
+        // What an error of the system holds is not among its causes; it may hold another.
+        let held = cause.downcast_ref::<io::Error>();
+        next = match held.and_then(io::Error::get_ref) {
+            Some(held) => Some(held),
+            None => cause.source(),
+        };
     }
-    if has("NoSuchBucket") || has("ContainerNotFound") {
-        return FailureKind::NoBucket;
-    }
-    if has("QuotaExceeded") || has("XMinioStorageFull") || has("NotEnoughSpace") {
-        return FailureKind::Full;
-    }
+    None
+}
+
+fn kind_of(error: &StoreError) -> FailureKind {
     match error {
-        StoreError::NotFound { .. } => FailureKind::Missing,
-        StoreError::AlreadyExists { .. } => FailureKind::Exists,
-        StoreError::Precondition { .. } | StoreError::NotModified { .. } => FailureKind::Changed,
+        StoreError::NotFound { .. } => return FailureKind::Missing,
+        StoreError::AlreadyExists { .. } => return FailureKind::Exists,
+        StoreError::Precondition { .. } | StoreError::NotModified { .. } => {
+            return FailureKind::Changed;
+        }
         StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
-            FailureKind::Denied
+            return FailureKind::Denied;
         }
         StoreError::NotImplemented { .. } | StoreError::NotSupported { .. } => {
-            FailureKind::Unsupported
+            return FailureKind::Unsupported;
         }
-        _ if is_of_metadata_service(chain) => FailureKind::NoCredentials,
-        _ => kind_of_status(chain).unwrap_or_else(|| kind_of_transport(error, chain)),
+        _ => {}
     }
-}
-
-/// Whether a request to the service that hands out credentials failed; its status is not the
-/// bucket's.
-fn is_of_metadata_service(chain: &str) -> bool {
-    let marks = ["169.254.", "security-credentials", "/latest/api/token"];
-    marks.iter().any(|mark| chain.contains(mark))
-}
-
-/// What the status of a response means; the client tells it in its text alone.
-fn kind_of_status(chain: &str) -> Option<FailureKind> {
-    if chain.contains("Received redirect without LOCATION") {
-        return Some(FailureKind::Addressing);
-    }
-    let (_, rest) = chain.split_once("status code: ")?;
-    let status: u16 = rest.get(..3)?.parse().ok()?;
-    Some(match status {
-        301..=308 | 400 | 405 => FailureKind::Addressing,
-        401 | 403 => FailureKind::Denied,
-        404 => FailureKind::Missing,
-        416 => FailureKind::OutOfRange,
-        408 | 429 | 503 => FailureKind::Throttled,
-        501 => FailureKind::Unsupported,
-        507 => FailureKind::Full,
-        500..=599 => FailureKind::Server,
-        _ => FailureKind::Other,
-    })
-}
-
-fn kind_of_transport(error: &StoreError, chain: &str) -> FailureKind {
-    let lower = chain.to_ascii_lowercase();
-    let has = |text: &str| lower.contains(text);
-    if has("credential") || has("metadata") {
+    if find::<NoCredentials>(error).is_some() {
         return FailureKind::NoCredentials;
     }
-    if has("dns error") || has("failed to lookup") || has("name or service not known") {
+    if find::<Unresolved>(error).is_some() {
         return FailureKind::Dns;
     }
-    if has("certificate") || has("tls") || has("corrupt message") || has("handshake") {
+    if find::<rustls::Error>(error).is_some() {
         return FailureKind::Tls;
     }
-    let mut next = StdError::source(error);
-    while let Some(cause) = next {
-        if let Some(http) = cause.downcast_ref::<HttpError>() {
-            return match http.kind() {
-                HttpErrorKind::Connect => FailureKind::Connect,
-                HttpErrorKind::Timeout => FailureKind::Late,
-                _ => FailureKind::Broken,
-            };
-        }
-        next = cause.source();
+    if find::<reqwest::Error>(error).is_some_and(reqwest::Error::is_connect) {
+        return FailureKind::Connect;
     }
-    FailureKind::Other
+    match find::<HttpError>(error).map(HttpError::kind) {
+        Some(HttpErrorKind::Connect) => FailureKind::Connect,
+        // No request has a time of its own: it is the kernel's for a peer that takes nothing.
+        Some(HttpErrorKind::Timeout) => FailureKind::Stalled,
+        Some(_) => FailureKind::Broken,
+        None => FailureKind::Other,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn statuses_are_read_from_the_clients_text() {
-        for (text, kind) in [
-            ("status code: 503 Slow", FailureKind::Throttled),
-            ("status code: 429 ", FailureKind::Throttled),
-            ("status code: 500 x", FailureKind::Server),
-            ("status code: 507 x", FailureKind::Full),
-            ("status code: 400 x", FailureKind::Addressing),
-            ("status code: 301 x", FailureKind::Addressing),
-            ("status code: 416 x", FailureKind::OutOfRange),
-        ] {
-            assert_eq!(kind_of_status(text), Some(kind), "{text}");
-        }
-        assert_eq!(kind_of_status("nothing"), None);
+    fn generic(source: impl StdError + Send + Sync + 'static) -> FailureKind {
+        let source = Box::new(source);
+        Failure::of(&StoreError::Generic {
+            store: "status code: 503 dns error",
+            source,
+        })
+        .kind
     }
 
     #[test]
-    fn what_the_metadata_service_answers_is_not_what_the_bucket_answers() {
-        let of = |text: &str| {
-            Failure::of(&StoreError::Generic {
-                store: "S3",
-                source: text.to_owned().into(),
-            })
-        };
-        let metadata = of("GET http://169.254.169.254/latest/meta-data status code: 404 x");
-        assert_eq!(metadata.kind, FailureKind::NoCredentials);
-        let bucket = of("GET http://host/bucket status code: 404 x");
-        assert_eq!(bucket.kind, FailureKind::Missing);
+    fn types_decide_and_no_words() {
+        let words =
+            "denied timeout NoSuchBucket 169.254.1.1 certificate credential status code: 404";
+        let http = |kind| HttpError::new(kind, io::Error::other(words));
+        assert_eq!(generic(io::Error::other(words)), FailureKind::Other);
+        assert_eq!(generic(http(HttpErrorKind::Unknown)), FailureKind::Broken);
+        assert_eq!(generic(http(HttpErrorKind::Connect)), FailureKind::Connect);
+        assert_eq!(generic(http(HttpErrorKind::Timeout)), FailureKind::Stalled);
+        let none = NoCredentials::new(words);
+        let none = HttpError::new(HttpErrorKind::Connect, none);
+        assert_eq!(generic(none), FailureKind::NoCredentials);
+        let tls = rustls::Error::HandshakeNotComplete;
+        let tls = io::Error::other(io::Error::other(tls));
+        let tls = HttpError::new(HttpErrorKind::Connect, tls);
+        assert_eq!(generic(tls), FailureKind::Tls);
     }
 
     #[test]
-    fn what_a_server_echoes_of_a_signature_is_not_told() {
-        let text = shortened("403 <Code>SignatureDoesNotMatch</Code><StringToSign>AWS4 secret");
-        assert_eq!(text, "403 <Code>SignatureDoesNotMatch</Code>");
+    fn texts_are_bounded() {
         assert!(shortened(&"x".repeat(1000)).len() < 310);
+        assert_eq!(shortened("a \n b"), "a b");
     }
 }

@@ -3,27 +3,37 @@
 //! Safe beside running engines: a row that is gone is a miss, and stored again. Manifests and
 //! records of epochs stay: without a record, rows that were reset could come back.
 
+use core::cell::{Cell, RefCell};
+use core::future::Future;
+use core::pin::pin;
 use core::time::Duration;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use futures_util::StreamExt;
+use futures_util::future::{Either, select};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use tokio::runtime::Builder;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::namespace::layout::{ROWS_NAME, is_directory_name};
-use crate::object::connect::{Style, connect};
 use crate::object::names::parse_row;
 use crate::object::probe::PROBE_PREFIX;
-use crate::object::{Addressing, Failure, FailureKind, Location, ObjectOptions, Store};
+use crate::object::reach::Way;
+use crate::object::victims::{Found, Namespaces, seconds, shrink};
+use crate::object::{Failure, FailureKind, ObjectOptions, Store};
 use crate::sys::clock::Clock;
 use crate::sys::sync::Arc;
 
-/// A namespace nothing was stored in for so long is idle.
-pub const IDLE_AFTER: Duration = Duration::from_hours(24);
 /// Deletions at a time.
 const DELETIONS: usize = 16;
+/// Deletions that may fail one after the other before no more are tried.
+const FAILURES_MAX: usize = 4 * DELETIONS;
+/// Names that are looked at together.
+const BATCH_NAMES: usize = 256;
+/// How often it is asked whether to go on.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// What a start has tried out and left behind is removed after this time.
 const PROBES_AFTER: Duration = Duration::from_hours(1);
 
@@ -36,6 +46,32 @@ pub struct GcOptions {
     pub older_than: Option<Duration>,
     /// Nothing is removed; the report is as if.
     pub dry_run: bool,
+    /// How long it may take; each request has the options' deadline besides.
+    pub time_limit: Option<Duration>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GcEnd {
+    /// Everything that was to be done was tried.
+    #[default]
+    Done,
+    /// The time that it was given is over.
+    TimeLimit,
+    /// It was told to stop.
+    Interrupted,
+}
+
+impl GcEnd {
+    /// The word in the report.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::TimeLimit => "time limit",
+            Self::Interrupted => "interrupted",
+        }
+    }
 }
 
 /// What was removed, and what is left.
@@ -47,201 +83,215 @@ pub struct GcReport {
     pub removed_bytes: u64,
     /// Rows that were to be removed and could not be.
     pub failed_rows: u64,
-    /// Rows left.
+    /// Why the last of them could not.
+    pub last_error: Option<String>,
+    /// Rows left, those among them that were to be removed and were not reached.
     pub kept_rows: u64,
     /// Their bytes.
     pub kept_bytes: u64,
     /// Namespaces of which all rows were removed.
     pub emptied: Vec<String>,
+    /// Objects with names that none of ours has: left alone.
+    pub odd_names: u64,
+    /// How it ended.
+    pub end: GcEnd,
 }
 
-/// A row in a bucket.
-#[derive(Clone, Debug)]
-struct Found {
-    path: Path,
-    bytes: u64,
+/// One run: what it is told, and what it has done so far.
+struct Run<'a> {
+    options: &'a ObjectOptions,
+    what: GcOptions,
     /// Seconds since 1970.
-    stored_at: i64,
-}
-
-/// Removes rows below a prefix.
-///
-/// # Errors
-/// The failure of the request that lists the bucket.
-async fn collect(
-    store: &Store,
-    location: &Location,
-    options: GcOptions,
-    now_unix_seconds: u32,
-) -> core::result::Result<GcReport, Failure> {
-    let now = i64::from(now_unix_seconds);
-    let (mut namespaces, probes) = find(store, location, now).await?;
-    let (mut goes, mut emptied) = (Vec::new(), Vec::new());
-    if let Some(older_than) = options.older_than {
-        let before = now.saturating_sub(seconds(older_than));
-        for rows in namespaces.values_mut() {
-            goes.extend(rows.extract_if(.., |row| row.stored_at < before));
-        }
-    }
-    if let Some(capacity) = options.capacity_bytes {
-        shrink(&mut namespaces, capacity, now, &mut goes);
-    }
-    let kept = namespaces.values().flatten();
-    let mut report = GcReport {
-        kept_rows: u64::try_from(kept.clone().count()).unwrap_or(u64::MAX),
-        kept_bytes: kept.map(|row| row.bytes).sum(),
-        ..GcReport::default()
-    };
-    for (name, rows) in &namespaces {
-        if rows.is_empty() && goes.iter().any(|row| is_in(&row.path, name)) {
-            emptied.push(name.clone());
-        }
-    }
-    report.emptied = emptied;
-    remove(store, goes, options.dry_run, &mut report).await;
-    if !options.dry_run {
-        for probe in probes {
-            // One that stays is small, and tried again the next time.
-            let _ = store.delete(&probe).await;
-        }
-    }
-    Ok(report)
-}
-
-fn seconds(time: Duration) -> i64 {
-    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
-}
-
-fn is_in(path: &Path, namespace: &str) -> bool {
-    path.parts().any(|part| part.as_ref() == namespace)
-}
-
-/// All rows, by namespace, and probes that were left.
-async fn find(
-    store: &Store,
-    location: &Location,
     now: i64,
-) -> core::result::Result<(BTreeMap<String, Vec<Found>>, Vec<Path>), Failure> {
-    let prefix = (!location.prefix.is_empty()).then(|| Path::from(location.prefix.as_str()));
-    let depth = prefix.as_ref().map_or(0, Path::parts_count);
-    let mut listed = store.list(prefix.as_ref());
-    let mut namespaces: BTreeMap<String, Vec<Found>> = BTreeMap::new();
-    let mut probes = Vec::new();
-    while let Some(meta) = listed.next().await {
-        let meta = meta.map_err(|error| Failure::of(&error))?;
-        let stored_at = meta.last_modified.timestamp();
-        let mut parts = meta.location.parts().skip(depth);
-        let Some(first) = parts.next() else { continue };
-        let first = first.as_ref().to_owned();
-        if first.starts_with(PROBE_PREFIX) {
-            if stored_at < now.saturating_sub(seconds(PROBES_AFTER)) {
-                probes.push(meta.location.clone());
+    report: &'a RefCell<GcReport>,
+}
+
+impl Run<'_> {
+    async fn collect(&self, way: Way<'_>) -> Result<()> {
+        let prefix = self.prefix();
+        let first_page = |store: Store| {
+            let mut listed = store.list(prefix.as_ref());
+            async move {
+                match self.in_time(listed.next()).await {
+                    Ok(Some(Err(error))) => Err(Failure::of(&error)),
+                    Ok(_) => Ok(()),
+                    Err(late) => Err(late),
+                }
             }
-            continue;
+        };
+        let store = way.reach("list", first_page).await?.store;
+        let found = self.find(&store).await;
+        let (namespaces, probes) =
+            found.map_err(|failure| self.options.unusable("list", &failure))?;
+        let goes = self.choose(namespaces);
+        self.remove(&store, goes).await;
+        if !self.what.dry_run {
+            for probe in probes {
+                // One that stays is small, and tried again the next time.
+                drop(self.in_time(store.delete(&probe)).await);
+            }
         }
-        let is_row = is_directory_name(&first)
-            && parts.next().is_some_and(|part| part.as_ref() == ROWS_NAME)
-            && parts.count() == 3
-            && parse_row(meta.location.as_ref()).is_some();
-        // Anything else is no row of ours: a stranger's, a manifest, a record of an epoch.
-        if is_row {
-            namespaces.entry(first).or_default().push(Found {
-                path: meta.location.clone(),
-                bytes: meta.size,
-                stored_at,
-            });
-        }
+        Ok(())
     }
-    Ok((namespaces, probes))
-}
 
-/// Takes out what has to go for the rest to fit: whole idle namespaces, the one unused longest
-/// first, then the oldest rows of all.
-fn shrink(
-    namespaces: &mut BTreeMap<String, Vec<Found>>,
-    capacity: u64,
-    now: i64,
-    goes: &mut Vec<Found>,
-) {
-    let mut bytes: u64 = namespaces.values().flatten().map(|row| row.bytes).sum();
-    let idle_before = now.saturating_sub(seconds(IDLE_AFTER));
-    let mut idle: Vec<(i64, String)> = namespaces
-        .iter()
-        .filter_map(|(name, rows)| {
-            let newest = rows.iter().map(|row| row.stored_at).max()?;
-            (newest < idle_before).then(|| (newest, name.clone()))
-        })
-        .collect();
-    idle.sort_unstable();
-    for (_, name) in idle {
-        if bytes <= capacity {
+    /// Waits for one request, no longer than it may take.
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> core::result::Result<T, Failure> {
+        let done = tokio::time::timeout(self.options.deadline, work).await;
+        done.map_err(|_| Failure::late())
+    }
+
+    fn prefix(&self) -> Option<Path> {
+        let prefix = &self.options.location.prefix;
+        (!prefix.is_empty()).then(|| Path::from(prefix.as_str()))
+    }
+
+    /// All rows, by namespace, and probes that were left.
+    async fn find(&self, store: &Store) -> core::result::Result<(Namespaces, Vec<Path>), Failure> {
+        let prefix = self.prefix();
+        let depth = prefix.as_ref().map_or(0, Path::parts_count);
+        let mut listed = store.list(prefix.as_ref()).ready_chunks(BATCH_NAMES);
+        let mut namespaces = Namespaces::new();
+        let mut probes = Vec::new();
+        while let Some(batch) = self.in_time(listed.next()).await? {
+            for meta in batch {
+                let meta = meta.map_err(|error| Failure::of(&error))?;
+                let stored_at = meta.last_modified.timestamp();
+                let mut parts = meta.location.parts().skip(depth);
+                let Some(first) = parts.next() else { continue };
+                let first = first.as_ref().to_owned();
+                if first.starts_with(PROBE_PREFIX) {
+                    if stored_at < self.now.saturating_sub(seconds(PROBES_AFTER)) {
+                        probes.push(meta.location.clone());
+                    }
+                    continue;
+                }
+                let is_row = is_directory_name(&first)
+                    && parts.next().is_some_and(|part| part.as_ref() == ROWS_NAME)
+                    && parts.count() == 3
+                    && parse_row(meta.location.as_ref()).is_some();
+                // Anything else is no row of ours: a stranger's, a manifest, a record of an epoch.
+                if is_row {
+                    let mut report = self.report.borrow_mut();
+                    report.kept_rows = report.kept_rows.saturating_add(1);
+                    report.kept_bytes = report.kept_bytes.saturating_add(meta.size);
+                    namespaces.entry(first).or_default().push(Found {
+                        path: meta.location.clone(),
+                        bytes: meta.size,
+                        stored_at,
+                    });
+                }
+            }
+        }
+        Ok((namespaces, probes))
+    }
+
+    /// The rows that are to go, in this order.
+    fn choose(&self, mut namespaces: Namespaces) -> Vec<Going> {
+        let before: BTreeMap<String, usize> = namespaces
+            .iter()
+            .map(|(name, rows)| (name.clone(), rows.len()))
+            .collect();
+        let mut goes = Vec::new();
+        if let Some(older_than) = self.what.older_than {
+            let before = self.now.saturating_sub(seconds(older_than));
+            for (name, rows) in &mut namespaces {
+                let old = rows.extract_if(.., |row| row.stored_at < before);
+                goes.extend(old.map(|row| (name.clone(), row)));
+            }
+        }
+        if let Some(capacity) = self.what.capacity_bytes {
+            shrink(&mut namespaces, capacity, self.now, &mut goes);
+        }
+        let namespaces = before.into_iter().map(|(name, rows)| {
+            let left = Rc::new(Left {
+                name: name.clone(),
+                rows: Cell::new(rows),
+            });
+            (name, left)
+        });
+        let namespaces: BTreeMap<String, Rc<Left>> = namespaces.collect();
+        let going = goes.into_iter().filter_map(|(name, row)| {
+            let namespace = Rc::clone(namespaces.get(&name)?);
+            Some(Going { namespace, row })
+        });
+        going.collect()
+    }
+
+    async fn remove(&self, store: &Store, goes: Vec<Going>) {
+        let failed_in_a_row = Cell::new(0_usize);
+        let deletions = futures_util::stream::iter(goes).map(|going| {
+            let failed_in_a_row = &failed_in_a_row;
+            async move {
+                let failure = if self.what.dry_run {
+                    None
+                } else if failed_in_a_row.get() >= FAILURES_MAX {
+                    let text = "not tried: too many failed one after the other";
+                    Some(Failure::new(FailureKind::Other, text))
+                } else {
+                    match self.in_time(store.delete(&going.row.path)).await {
+                        Ok(Ok(())) => None,
+                        Ok(Err(error)) => Some(Failure::of(&error)),
+                        Err(late) => Some(late),
+                    }
+                };
+                let failure = failure.filter(|failure| failure.kind != FailureKind::Missing);
+                let failed = failed_in_a_row.get().saturating_add(1);
+                failed_in_a_row.set(if failure.is_some() { failed } else { 0 });
+                self.note(&going, failure);
+            }
+        });
+        deletions
+            .buffer_unordered(DELETIONS)
+            .for_each(core::future::ready)
+            .await;
+    }
+
+    fn note(&self, going: &Going, failure: Option<Failure>) {
+        let mut report = self.report.borrow_mut();
+        let bytes = going.row.bytes;
+        report.kept_rows = report.kept_rows.saturating_sub(1);
+        report.kept_bytes = report.kept_bytes.saturating_sub(bytes);
+        if let Some(failure) = failure {
+            report.failed_rows = report.failed_rows.saturating_add(1);
+            if failure.kind != FailureKind::Other || report.last_error.is_none() {
+                report.last_error = Some(failure.to_string());
+            }
             return;
         }
-        let rows = namespaces.get_mut(&name).map(core::mem::take);
-        for row in rows.into_iter().flatten() {
-            bytes = bytes.saturating_sub(row.bytes);
-            goes.push(row);
-        }
-    }
-    let mut ages: Vec<(i64, u64)> = namespaces
-        .values()
-        .flatten()
-        .map(|row| (row.stored_at, row.bytes))
-        .collect();
-    ages.sort_unstable();
-    let mut oldest_kept = i64::MIN;
-    let mut left = bytes;
-    for (stored_at, size) in ages {
-        if left <= capacity {
-            break;
-        }
-        left = left.saturating_sub(size);
-        oldest_kept = stored_at;
-    }
-    for rows in namespaces.values_mut() {
-        rows.sort_unstable_by_key(|row| (row.stored_at, row.bytes));
-        goes.extend(rows.extract_if(.., |row| {
-            let out = bytes > capacity && row.stored_at <= oldest_kept;
-            if out {
-                bytes = bytes.saturating_sub(row.bytes);
-            }
-            out
-        }));
-    }
-}
-
-async fn remove(store: &Store, goes: Vec<Found>, dry_run: bool, report: &mut GcReport) {
-    let deletions = futures_util::stream::iter(goes).map(|row| async move {
-        if dry_run {
-            return (row.bytes, true);
-        }
-        let gone = match store.delete(&row.path).await {
-            Ok(()) => true,
-            Err(error) => Failure::of(&error).kind == FailureKind::Missing,
-        };
-        (row.bytes, gone)
-    });
-    let mut ended = deletions.buffer_unordered(DELETIONS);
-    while let Some((bytes, gone)) = ended.next().await {
-        if gone {
-            report.removed_rows = report.removed_rows.saturating_add(1);
-            report.removed_bytes = report.removed_bytes.saturating_add(bytes);
-        } else {
-            report.failed_rows = report.failed_rows.saturating_add(1);
+        report.removed_rows = report.removed_rows.saturating_add(1);
+        report.removed_bytes = report.removed_bytes.saturating_add(bytes);
+        let left = &going.namespace.rows;
+        left.set(left.get().saturating_sub(1));
+        if left.get() == 0 {
+            report.emptied.push(going.namespace.name.clone());
         }
     }
 }
 
-/// Removes rows below the prefix that `options` name; blocks until it is done.
+/// A namespace, and how many rows it has left.
+struct Left {
+    name: String,
+    rows: Cell<usize>,
+}
+
+/// A row that is to go.
+struct Going {
+    namespace: Rc<Left>,
+    row: Found,
+}
+
+/// Removes rows below the prefix that `options` name; blocks until it is done, its time is over, or
+/// `interrupted` says so, which is asked ten times a second.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] for options that cannot work, and for a bucket that cannot be listed, with
 /// what can be done about it.
 pub fn run(
     options: &ObjectOptions,
-    given: Option<Store>,
+    given: Option<&Store>,
     clock: &Arc<dyn Clock>,
     what: GcOptions,
+    interrupted: &dyn Fn() -> bool,
 ) -> Result<GcReport> {
     options.validate()?;
     let runtime = Builder::new_current_thread()
@@ -251,21 +301,45 @@ pub fn run(
             let text = "no thread for requests can be started";
             Error::new(ErrorKind::Unavailable, text).with_source(error)
         })?;
-    let virtual_style = match options.addressing {
-        Addressing::Path => false,
-        Addressing::Virtual => true,
-        Addressing::Auto => options.endpoint.is_none(),
+    let report = RefCell::new(GcReport::default());
+    let run = Run {
+        options,
+        what,
+        now: i64::from(clock.unix_seconds()),
+        report: &report,
     };
-    let style = if virtual_style {
-        Style::Virtual
-    } else {
-        Style::Path
+    let odd_names = Arc::default();
+    let way = Way {
+        options,
+        given,
+        clock,
+        odd_names: &odd_names,
     };
-    let store = match given {
-        Some(given) => given,
-        None => connect(options, style, clock)?,
+    let until = what
+        .time_limit
+        .and_then(|time| clock.now().checked_add(time));
+    let stopped = async {
+        loop {
+            if interrupted() {
+                return GcEnd::Interrupted;
+            }
+            if until.is_some_and(|until| clock.now() >= until) {
+                return GcEnd::TimeLimit;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     };
-    let now = clock.unix_seconds();
-    let collected = runtime.block_on(collect(&store, &options.location, what, now));
-    collected.map_err(|failure| options.unusable("list", &failure))
+    let ended = runtime.block_on(async {
+        match select(pin!(stopped), pin!(run.collect(way))).await {
+            Either::Left((end, _)) => Ok(end),
+            Either::Right((done, _)) => done.map(|()| GcEnd::Done),
+        }
+    });
+    // A name that is being resolved is not waited for.
+    runtime.shutdown_background();
+    let mut report = report.into_inner();
+    report.end = ended?;
+    report.odd_names = odd_names.get();
+    report.emptied.sort_unstable();
+    Ok(report)
 }

@@ -7,6 +7,7 @@ mod bounded;
 pub mod connect;
 mod connector;
 mod credentials;
+pub mod epoch_record;
 pub mod failure;
 pub mod gc;
 pub mod header;
@@ -14,13 +15,18 @@ pub mod limits;
 pub mod location;
 pub mod names;
 pub mod options;
+mod page;
 pub mod probe;
+pub(crate) mod reach;
+mod refusal;
 mod resolver;
 pub(crate) mod signing;
 mod slot;
+mod token_files;
 pub mod transfer;
 mod verdict_table;
 pub mod verdicts;
+mod victims;
 
 use crate::sys::sync::Arc;
 

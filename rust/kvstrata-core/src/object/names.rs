@@ -16,12 +16,12 @@ use crate::namespace::layout::{EPOCHS_NAME, MANIFEST_NAME, ROWS_NAME};
 /// Number of fan-outs: parts into which the rows of an epoch are divided, for parallel listings.
 pub const FAN_OUTS: u32 = 256;
 
-/// Which rows count: those of one epoch.
+/// Which rows count: those of one epoch. No two are equal, whoever made them and whenever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch {
     /// The larger, the newer; from 1.
     pub number: u32,
-    /// Random where the server cannot keep two processes from making the same epoch; else 0.
+    /// Random; 0 in epochs of older builds.
     pub suffix: u64,
 }
 
@@ -76,9 +76,14 @@ impl Names {
         Path::from(format!("{}/{EPOCHS_NAME}", self.base))
     }
 
-    /// The record of an epoch.
+    /// The record of an epoch: one for each number where the server can keep two processes from
+    /// making both; else one for each epoch.
     #[must_use]
-    pub fn epoch(&self, epoch: Epoch) -> Path {
+    pub fn record(&self, epoch: Epoch, conditional_put: bool) -> Path {
+        let epoch = Epoch {
+            suffix: if conditional_put { 0 } else { epoch.suffix },
+            ..epoch
+        };
         Path::from(format!("{}/{EPOCHS_NAME}/{epoch}", self.base))
     }
 
@@ -92,6 +97,23 @@ impl Names {
     #[must_use]
     pub fn rows_of(&self, epoch: Epoch) -> Path {
         Path::from(format!("{}/{ROWS_NAME}/{epoch}", self.base))
+    }
+
+    /// A name before which, in the order of names, the rows of an epoch and of all older ones come,
+    /// but for those of its number without a suffix.
+    #[must_use]
+    pub fn after_rows_of(&self, epoch: Epoch) -> Path {
+        // '-' comes before '/', and '0' behind it.
+        Path::from(format!("{}/{ROWS_NAME}/{epoch}0", self.base))
+    }
+
+    /// The epoch whose rows an object below [`rows`](Self::rows) is among.
+    #[must_use]
+    pub fn epoch_of(&self, path: &Path) -> Option<Epoch> {
+        let rows = path.as_ref().strip_prefix(&self.base)?;
+        let rows = rows.strip_prefix('/')?.strip_prefix(ROWS_NAME)?;
+        let (epoch, _) = rows.strip_prefix('/')?.split_once('/')?;
+        Epoch::parse(epoch)
     }
 
     /// A name after which, in the order of names, exactly the fan-outs from `fan_out` on come.
@@ -164,6 +186,8 @@ mod tests {
             "{path}"
         );
         assert_eq!(parse_row(path.as_ref()), Some((fan_out(&key), key)));
+        assert_eq!(names.epoch_of(&path), Some(epoch));
+        assert_eq!(names.epoch_of(&names.rows_of(epoch)), None);
         for name in ["", "00/aa", "zz/a7", "00/A7A7", "x"] {
             assert_eq!(parse_row(name), None, "{name}");
         }

@@ -1,6 +1,7 @@
 //! What an object tier is opened with. Credentials never stand here in the clear.
 
 use core::fmt;
+use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -231,21 +232,28 @@ impl ObjectOptions {
     /// Whether bytes on their way are safe from others: TLS, or a connection within this machine.
     #[must_use]
     pub fn is_private_path(&self) -> bool {
-        let Some(rest) = self
-            .endpoint
-            .as_deref()
-            .and_then(|e| e.strip_prefix("http://"))
-        else {
+        let Some(endpoint) = &self.endpoint else {
             return true;
         };
-        let authority = rest.split('/').next().unwrap_or(rest);
-        let host = authority
-            .rsplit_once(':')
-            .map_or(authority, |(host, _)| host);
-        matches!(host, "localhost" | "[::1]")
-            || host.ends_with(".localhost")
-            || host.starts_with("127.")
+        let Ok(url) = reqwest::Url::parse(endpoint) else {
+            return false;
+        };
+        url.scheme() == "https" || url.host_str().is_some_and(is_this_machine)
     }
+}
+
+/// Whether a host, as it stands in a URL, is this machine whoever is asked: names say nothing but
+/// for `localhost` and those below it.
+fn is_this_machine(host: &str) -> bool {
+    let address = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    if let Ok(address) = address.unwrap_or(host).parse::<IpAddr>() {
+        return address.to_canonical().is_loopback();
+    }
+    let name = host.strip_suffix('.').unwrap_or(host);
+    let last = name.rsplit('.').next().unwrap_or(name);
+    last.eq_ignore_ascii_case("localhost")
 }
 
 #[cfg(test)]
@@ -331,11 +339,25 @@ mod tests {
             "http://127.0.0.1:80",
             "http://localhost",
             "http://[::1]:9",
+            "http://[::ffff:127.0.0.1]:9",
+            "http://127.9.9.9",
+            "http://127.1",
+            "http://bucket.LOCALHOST.:80/x",
         ] {
             assert!(options(Some(private), true).is_private_path(), "{private}");
         }
         assert!(options(None, false).is_private_path());
-        assert!(!options(Some("http://10.0.0.1:80/x"), true).is_private_path());
+        for other in [
+            "http://10.0.0.1:80/x",
+            "http://127.example.org",
+            "http://127.0.0.1.example.org",
+            "http://localhost.example.org",
+            "http://notlocalhost",
+            "http://[::2]",
+            "http://127.0.0.1@example.org",
+        ] {
+            assert!(!options(Some(other), true).is_private_path(), "{other}");
+        }
     }
 
     #[test]

@@ -1,9 +1,24 @@
 //! Names of hosts: those below `localhost` are this machine (RFC 6761, section 6.3), whatever the
 //! system's resolver knows; so a server on this machine can be addressed by its buckets' names.
 
+use core::error::Error;
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io;
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// A host's name that nobody knows.
+#[derive(Debug)]
+pub(super) struct Unresolved(io::Error);
+
+impl fmt::Display for Unresolved {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the host's name cannot be resolved: {}", self.0)
+    }
+}
+
+impl Error for Unresolved {}
 
 /// Asks the system for all other names.
 #[derive(Debug)]
@@ -20,7 +35,8 @@ impl Resolve for Resolver {
                 both.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect()
             } else {
                 // The port is the client's to fill in.
-                tokio::net::lookup_host((name.as_str(), 0)).await?.collect()
+                let found = tokio::net::lookup_host((name.as_str(), 0)).await;
+                found.map_err(Unresolved)?.collect()
             };
             let addresses: Addrs = Box::new(addresses.into_iter());
             Ok(addresses)

@@ -17,7 +17,7 @@ use crate::buffer::Arena;
 use crate::format::combined::{PayloadChecksum, Shift};
 use crate::format::{NamespaceDigest, RowChecksum, RowHasher};
 use crate::key::Key;
-use crate::object::header::{HEADER_BYTES, RowHeader};
+use crate::object::header::{HEADER_BYTES, HeaderError, RowHeader};
 use crate::object::names::Epoch;
 use crate::object::signing::put_with;
 use crate::object::slot::lend;
@@ -48,6 +48,8 @@ pub struct Row {
 pub enum ReadFault {
     /// The object is not the row: what it was is told, and its `ETag` where there is one.
     Foreign(Option<String>, &'static str),
+    /// The object is of a newer form than we know: somebody's row, and left alone.
+    Newer,
     /// The request failed.
     Failed(Failure),
 }
@@ -97,9 +99,30 @@ pub async fn get(store: &Store, arena: &Arena, row: &Row) -> Result<(), ReadFaul
     let result = store.get_opts(&row.path, GetOptions::default()).await?;
     let tag = result.meta.e_tag.clone();
     if result.meta.size != row.object_bytes() {
-        return Err(ReadFault::Foreign(tag, "has another length"));
+        return Err(of_another_length(result, tag).await);
     }
     receive(result, arena, row, tag).await
+}
+
+/// What an object is that is longer or shorter than the row.
+async fn of_another_length(result: GetResult, tag: Option<String>) -> ReadFault {
+    let mut stream = result.into_stream();
+    let mut head = Vec::with_capacity(HEADER_BYTES);
+    while head.len() < HEADER_BYTES
+        && let Some(piece) = stream.next().await
+    {
+        match piece {
+            Ok(piece) => {
+                let missing = HEADER_BYTES.saturating_sub(head.len()).min(piece.len());
+                head.extend_from_slice(piece.get(..missing).unwrap_or(&[]));
+            }
+            Err(error) => return error.into(),
+        }
+    }
+    match RowHeader::decode(&head) {
+        Err(HeaderError::NewerVersion) => ReadFault::Newer,
+        _ => ReadFault::Foreign(tag, "has another length"),
+    }
 }
 
 async fn receive(
@@ -121,13 +144,11 @@ async fn receive(
             if head.len() < HEADER_BYTES {
                 continue;
             }
-            let header = RowHeader::decode(&head)
-                .ok()
-                .filter(|found| row.is_of(found));
-            let Some(header) = header else {
-                return Err(ReadFault::Foreign(tag, "is another row's or none"));
-            };
-            expected = Some(header.checksum);
+            match RowHeader::decode(&head) {
+                Ok(header) if row.is_of(&header) => expected = Some(header.checksum),
+                Err(HeaderError::NewerVersion) => return Err(ReadFault::Newer),
+                _ => return Err(ReadFault::Foreign(tag, "is another row's or none")),
+            }
         }
         let end = filled.saturating_add(piece.len());
         let place = row.offset.saturating_add(filled);
@@ -148,11 +169,11 @@ async fn receive(
     }
 }
 
-/// Reads the header of a row's object alone, and says whether it is this row's.
+/// Reads the header of a row's object alone; the object's `ETag` where it is this row's.
 ///
 /// # Errors
 /// [`ReadFault`].
-pub async fn get_header(store: &Store, row: &Row) -> Result<(), ReadFault> {
+pub async fn get_header(store: &Store, row: &Row) -> Result<Option<String>, ReadFault> {
     let options = GetOptions {
         range: Some(GetRange::Bounded(0..wide(HEADER_BYTES))),
         ..GetOptions::default()
@@ -170,11 +191,12 @@ pub async fn get_header(store: &Store, row: &Row) -> Result<(), ReadFault> {
     };
     let tag = result.meta.e_tag.clone();
     if result.meta.size != row.object_bytes() {
-        return Err(ReadFault::Foreign(tag, "has another length"));
+        return Err(of_another_length(result, tag).await);
     }
     let bytes = result.bytes().await?;
     match RowHeader::decode(&bytes) {
-        Ok(header) if row.is_of(&header) => Ok(()),
+        Ok(header) if row.is_of(&header) => Ok(tag),
+        Err(HeaderError::NewerVersion) => Err(ReadFault::Newer),
         _ => Err(ReadFault::Foreign(tag, "is another row's or none")),
     }
 }

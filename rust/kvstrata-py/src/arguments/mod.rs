@@ -60,6 +60,7 @@ names! {
     Directory = "directory", Config;
     ProtectWaiting = "protect_waiting", Config;
     OlderThan = "older_than_s", Config;
+    TimeLimit = "time_limit_s", Config;
     DryRun = "dry_run", Config;
     Timeout = "timeout_s", Argument;
 }

@@ -73,7 +73,7 @@ pub fn options(endpoint: &str) -> ObjectOptions {
 /// A client of a server of this machine, beside those of tiers.
 pub fn client(endpoint: &str) -> Store {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    connect(&options(endpoint), Style::Path, &clock).unwrap()
+    connect(&options(endpoint), Style::Path, &clock, &Arc::default()).unwrap()
 }
 
 /// Options for a client that the test gives.

@@ -1,12 +1,14 @@
 //! A place in a bucket, for tiers and for a stranger who meddles with their objects.
 
+use futures_util::StreamExt;
 use kvstrata_core::key::Key;
 use kvstrata_core::namespace::layout::directory_name;
+use kvstrata_core::object::epoch_record;
 use kvstrata_core::object::names::{Epoch, Names};
 use kvstrata_core::object::{ObjectOptions, Store};
 use kvstrata_core::tier::CircuitLimits;
 use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{listed, open_with};
@@ -42,16 +44,22 @@ impl Place {
         listed(open_with(options, slots, given, CircuitLimits::default()))
     }
 
-    /// The name of a row's object in an epoch.
-    pub fn name(&self, epoch: u32, key: &Key) -> Path {
+    /// The name of a row's object in the epoch of this number, which has begun.
+    pub fn name(&self, number: u32, key: &Key) -> Path {
         let manifest = self.options.validate().unwrap();
         let directory = directory_name(&manifest);
         let names = Names::new(self.options.location.below(&directory));
-        let epoch = Epoch {
-            number: epoch,
-            suffix: 0,
-        };
-        names.row(epoch, key)
+        let listed: Vec<_> = self
+            .runtime
+            .block_on(self.store.list(Some(&names.epochs())).collect());
+        let records = listed.into_iter().map(|meta| meta.unwrap().location);
+        let epoch_of = |record: &Path| Epoch::parse(record.filename().unwrap()).unwrap();
+        let record = records
+            .filter(|record| epoch_of(record).number == number)
+            .max_by_key(epoch_of)
+            .unwrap();
+        let epoch = epoch_record::parse(number, &self.read(&record).unwrap());
+        names.row(epoch.unwrap(), key)
     }
 
     pub fn read(&self, name: &Path) -> Option<Vec<u8>> {

@@ -29,7 +29,11 @@ impl ObjectTier {
         }
         self.around.jobs.wait_idle(left());
         let mut state = lock(&self.state);
+        while !state.deletions.is_quiet() && !left().is_zero() {
+            state = wait_timeout(&self.quiet, state, CLOSE_SLICE.min(left()));
+        }
         state.phase = Phase::Stopping;
+        let undeleted = state.deletions.len();
         let queued = state.take_queued(|_| true);
         let outcome = |kind| match kind {
             JobKind::Store => Outcome::Dropped,
@@ -37,6 +41,7 @@ impl ObjectTier {
         };
         self.settle_queued(&mut state, &queued, outcome, "closed");
         drop(state);
+        self.say_left(undeleted);
         self.stop.send_replace(true);
         // What was stopped ends at once, unless a connection does not let go.
         let patience = left().max(Duration::from_secs(1));

@@ -38,6 +38,12 @@ counters! {
     denied_reads,
     /// Objects that were not what their names said, deleted or overwritten.
     healed_objects,
+    /// Objects of newer builds in the places of rows that were stored or loaded: left alone.
+    newer_objects,
+    /// Attempts to delete the object of a removed row that failed.
+    failed_deletions,
+    /// Removed rows whose objects stay, because too many waited to be deleted.
+    deletions_left_out,
     /// Lookups answered "not known yet", in keys.
     unknown_lookups,
     /// Lookups answered no because no answer came in time, or too many were awaited, in keys.

@@ -1,107 +1,180 @@
 //! Epochs in a bucket: each is an object that is made before anything counts on it.
 
 use futures_util::StreamExt;
-use object_store::{PutMode, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
 use crate::format::row_table::EPOCH_LAST;
+use crate::object::epoch_record;
 use crate::object::names::{Epoch, Names};
 use crate::object::signing::put_of;
 use crate::object::{Failure, FailureKind, Store};
 use crate::tier::object::open::random;
 
-/// The body of a record: shorter than any row, so that rules about old objects can leave it alone.
-const BODY: &[u8] = b"an epoch of kvstrata; without it rows that were reset could come back\n";
+/// Longest record that is read.
+const RECORD_BYTES_MAX: u64 = 1024;
 /// Numbers that are tried one after the other when others take them at the same time.
 const TRIES_MAX: u32 = 64;
 
-/// The newest epoch that is recorded, and the newest that any row is in.
-async fn newest(store: &Store, names: &Names) -> Result<(Option<Epoch>, Option<Epoch>), Failure> {
-    let of_name = |path: &object_store::path::Path| Epoch::parse(path.filename()?);
-    // In this order: an epoch is recorded before any row is in it, so that one which begins
-    // meanwhile is not taken for one whose record was lost.
-    let rows = store.list_with_delimiter(Some(&names.rows())).await;
-    let rows = rows.map_err(|error| Failure::of(&error))?;
-    let in_use = rows.common_prefixes.iter().filter_map(of_name).max();
-    let mut records = store.list(Some(&names.epochs()));
-    let mut recorded = None;
-    while let Some(meta) = records.next().await {
-        let meta = meta.map_err(|error| Failure::of(&error))?;
-        recorded = recorded.max(of_name(&meta.location));
-    }
-    Ok((recorded, in_use))
+/// The epochs of one namespace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Epochs<'a> {
+    pub(super) store: &'a Store,
+    pub(super) names: &'a Names,
+    /// Whether a PUT can be made to fail where an object is.
+    pub(super) conditional_put: bool,
 }
 
-/// The epoch that a process which opens a namespace works in: the newest, or a new one where
-/// records were lost.
-pub(super) async fn open(
-    store: &Store,
-    names: &Names,
-    conditional_put: bool,
-) -> Result<Epoch, Failure> {
-    match newest(store, names).await? {
-        (Some(recorded), in_use) if in_use <= Some(recorded) => Ok(recorded),
-        (None, None) => {
-            // Two that open at the same time make the same one.
-            let first = Epoch {
-                number: 1,
-                suffix: 0,
-            };
-            match record(store, names, first, conditional_put).await {
-                Err(failure) if failure.kind == FailureKind::Exists => Ok(first),
+/// The newest record.
+#[derive(Clone, Copy, Debug)]
+struct Recorded {
+    number: u32,
+    /// The epoch; `None` where the record says nothing that makes sense.
+    epoch: Option<Epoch>,
+}
+
+impl Epochs<'_> {
+    /// The epoch that a process which opens a namespace works in: the newest, or a new one where
+    /// records were lost.
+    pub(super) async fn open(self) -> Result<Epoch, Failure> {
+        let Some(recorded) = self.recorded().await? else {
+            if self.newest_in_use(None).await?.is_some() {
+                return self.advance(0).await;
+            }
+            let first = fresh(1)?;
+            return match self.record(first).await {
+                // Two that open at the same time: what counts is what is there.
+                Err(failure) if failure.kind == FailureKind::Exists => self.reopen(None).await,
                 made => made.map(|()| first),
+            };
+        };
+        let Some(epoch) = recorded.epoch else {
+            return self.advance(recorded.number).await;
+        };
+        // Where each number has one record, rows of the same number and another epoch are those of a
+        // process that has outlived its record: nobody looks at them.
+        let after = Epoch {
+            suffix: if self.conditional_put {
+                u64::MAX
+            } else {
+                epoch.suffix
+            },
+            ..epoch
+        };
+        match self.newest_in_use(Some(after)).await? {
+            None => Ok(epoch),
+            // Rows of a newer one: it has begun since its record was looked for, or that was lost.
+            in_use => self.reopen(in_use).await,
+        }
+    }
+
+    /// The newest epoch that is recorded, if it is not older than one that is in use; else a new one.
+    async fn reopen(self, in_use: Option<Epoch>) -> Result<Epoch, Failure> {
+        let recorded = self.recorded().await?;
+        match recorded.and_then(|recorded| recorded.epoch) {
+            Some(epoch) if Some(epoch) >= in_use => Ok(epoch),
+            _ => self.advance(0).await,
+        }
+    }
+
+    /// Makes an epoch newer than every other, and than the number `at_least`.
+    pub(super) async fn advance(self, at_least: u32) -> Result<Epoch, Failure> {
+        let recorded = self.recorded().await?;
+        let number = recorded.map_or(0, |recorded| recorded.number);
+        let after = recorded.map(|recorded| Epoch {
+            number: recorded.number,
+            suffix: u64::MAX,
+        });
+        let in_use = self.newest_in_use(after).await?;
+        let last = in_use
+            .map_or(0, |epoch| epoch.number)
+            .max(number)
+            .max(at_least);
+        for step in 1..=TRIES_MAX {
+            let number = last.saturating_add(step);
+            if number > EPOCH_LAST {
+                break;
+            }
+            let epoch = fresh(number)?;
+            match self.record(epoch).await {
+                // A peer's, or our own whose answer was lost: either way another one is newer.
+                Err(failure) if failure.kind == FailureKind::Exists => {}
+                made => return made.map(|()| epoch),
             }
         }
-        _ => advance(store, names, conditional_put, 0).await,
+        let text = format!("no epoch after {last} is free");
+        Err(Failure::new(FailureKind::Other, text))
     }
-}
 
-/// Makes an epoch newer than every other, and than the number `at_least`.
-pub(super) async fn advance(
-    store: &Store,
-    names: &Names,
-    conditional_put: bool,
-    at_least: u32,
-) -> Result<Epoch, Failure> {
-    let (recorded, in_use) = newest(store, names).await?;
-    let last = recorded
-        .max(in_use)
-        .map_or(0, |epoch| epoch.number)
-        .max(at_least);
-    for step in 1..=TRIES_MAX {
-        let number = last.saturating_add(step);
-        if number > EPOCH_LAST {
-            break;
+    /// The newest epoch that is recorded.
+    async fn recorded(self) -> Result<Option<Recorded>, Failure> {
+        let mut records = self.store.list(Some(&self.names.epochs()));
+        let mut newest = None;
+        while let Some(meta) = records.next().await {
+            let meta = meta.map_err(|error| Failure::of(&error))?;
+            newest = newest.max(meta.location.filename().and_then(Epoch::parse));
         }
-        let suffix = if conditional_put {
-            0
-        } else {
-            u64::from_le_bytes(random()?) | 1
+        let Some(named) = newest else {
+            return Ok(None);
         };
-        let epoch = Epoch { number, suffix };
-        match record(store, names, epoch, conditional_put).await {
-            // A peer's, or our own whose answer was lost: either way another one is newer.
-            Err(failure) if failure.kind == FailureKind::Exists => {}
-            made => return made.map(|()| epoch),
+        let number = named.number;
+        if named.suffix != 0 {
+            let epoch = Some(named);
+            return Ok(Some(Recorded { number, epoch }));
+        }
+        let path = self.names.record(named, true);
+        let read = self.store.get(&path).await;
+        let read = read.map_err(|error| Failure::of(&error))?;
+        let mut epoch = None;
+        if read.meta.size <= RECORD_BYTES_MAX {
+            let bytes = read.bytes().await;
+            let bytes = bytes.map_err(|error| Failure::of(&error))?;
+            epoch = epoch_record::parse(number, &bytes);
+        }
+        Ok(Some(Recorded { number, epoch }))
+    }
+
+    /// The newest epoch that any row is in and that is newer than `after`: from epoch to epoch, a
+    /// page of names each, however many rows there are.
+    async fn newest_in_use(self, after: Option<Epoch>) -> Result<Option<Epoch>, Failure> {
+        let rows = self.names.rows();
+        let mut newest = None;
+        let mut from = after.map(|epoch| self.names.after_rows_of(epoch));
+        loop {
+            let mut listed = match &from {
+                None => self.store.list(Some(&rows)),
+                Some(from) => self.store.list_with_offset(Some(&rows), from),
+            };
+            // What is no row's name says nothing.
+            let next = loop {
+                let Some(meta) = listed.next().await else {
+                    return Ok(newest);
+                };
+                let meta = meta.map_err(|error| Failure::of(&error))?;
+                if let Some(epoch) = self.names.epoch_of(&meta.location) {
+                    break epoch;
+                }
+            };
+            newest = newest.max(Some(next).filter(|_| Some(next) > after));
+            from = Some(self.names.after_rows_of(next));
         }
     }
-    let text = format!("no epoch after {last} is free");
-    Err(Failure::new(FailureKind::Other, text))
+
+    async fn record(self, epoch: Epoch) -> Result<(), Failure> {
+        let mode = if self.conditional_put {
+            PutMode::Create
+        } else {
+            PutMode::Overwrite
+        };
+        let text = epoch_record::body(epoch);
+        let options = put_of(mode, text.as_bytes());
+        let path = self.names.record(epoch, self.conditional_put);
+        let put = self.store.put_opts(&path, PutPayload::from(text), options);
+        put.await.map(drop).map_err(|error| Failure::of(&error))
+    }
 }
 
-async fn record(
-    store: &Store,
-    names: &Names,
-    epoch: Epoch,
-    conditional_put: bool,
-) -> Result<(), Failure> {
-    let mode = if conditional_put {
-        PutMode::Create
-    } else {
-        PutMode::Overwrite
-    };
-    let body = PutPayload::from_static(BODY);
-    let put = store
-        .put_opts(&names.epoch(epoch), body, put_of(mode, BODY))
-        .await;
-    put.map(drop).map_err(|error| Failure::of(&error))
+/// An epoch of this number that nobody else has made or will make.
+fn fresh(number: u32) -> Result<Epoch, Failure> {
+    let suffix = u64::from_le_bytes(random()?).max(1);
+    Ok(Epoch { number, suffix })
 }

@@ -3,11 +3,9 @@
 use core::time::Duration;
 
 use object_store::ObjectStoreExt;
-use object_store::path::Path;
 
 use crate::io::Direction;
 use crate::notice::Level;
-use crate::object::probe::probe;
 use crate::object::{Failure, FailureKind};
 use crate::sys::sync::{Arc, lock};
 use crate::tier::circuit::Trial;
@@ -123,17 +121,7 @@ impl ObjectTier {
                 Ok(_) => Ok(()),
                 Err(error) => Err(Failure::of(&error)),
             },
-            Direction::Write => {
-                let path = self.probe_path()?;
-                probe(&place.store, &path).await.map(drop)
-            }
+            Direction::Write => self.probes.try_out(&place.store).await.map(drop),
         }
-    }
-
-    /// A name for a probe that nobody else uses.
-    pub(super) fn probe_path(&self) -> Result<Path, Failure> {
-        let unique = u64::from_le_bytes(super::open::random()?);
-        let name = format!("{}{unique:016x}", crate::object::probe::PROBE_PREFIX);
-        Ok(Path::from(self.options.location.below(&name)))
     }
 }

@@ -8,14 +8,14 @@ use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use crate::error::{Error, Result};
 use crate::namespace::directory::{FILE_BYTES_MAX, compare, file_text, parse};
 use crate::notice::Level;
-use crate::object::connect::{Style, connect};
-use crate::object::probe::{BucketFacts, probe};
+use crate::object::probe::BucketFacts;
+use crate::object::reach::{Reached, Way};
 use crate::object::signing::put_of;
-use crate::object::{Addressing, Failure, FailureKind, Scheme, Store};
+use crate::object::{Failure, FailureKind, Store};
 use crate::sys::sync::{Arc, lock};
 use crate::tier::last_error::LastError;
 use crate::tier::object::dispatch::Ended;
-use crate::tier::object::{ObjectTier, Place, epochs};
+use crate::tier::object::{ObjectTier, Place};
 use crate::tier::state::Phase;
 
 /// Time to the first new attempt; doubled after each.
@@ -42,9 +42,20 @@ impl ObjectTier {
     }
 
     async fn join_once(&self) -> Result<Place> {
-        let (store, facts, style) = self.reach().await?;
+        let way = Way {
+            options: &self.options,
+            given: self.given.as_ref(),
+            clock: &self.around.clock,
+            odd_names: &self.odd_names,
+        };
+        let try_out = |store: Store| async move { self.probes.try_out(&store).await };
+        let Reached {
+            store,
+            facts,
+            style,
+        } = way.reach("use", try_out).await?;
         self.compare_manifest(&store, facts).await?;
-        let epoch = epochs::open(&store, &self.names, facts.conditional_put).await;
+        let epoch = self.epochs(&store, facts.conditional_put).open().await;
         let epoch =
             epoch.map_err(|failure| self.options.unusable("read the epochs of", &failure))?;
         Ok(Place {
@@ -53,50 +64,6 @@ impl ObjectTier {
             conditional_put: facts.conditional_put,
             style,
         })
-    }
-
-    /// The client that works, by the style of addressing that works.
-    async fn reach(&self) -> Result<(Store, BucketFacts, Style)> {
-        let options = &self.options;
-        let styles: &[Style] = match (options.addressing, &options.endpoint) {
-            (Addressing::Virtual, _) | (Addressing::Auto, None) => &[Style::Virtual],
-            (Addressing::Auto, Some(_)) if options.location.scheme == Scheme::S3 => {
-                &[Style::Path, Style::Virtual]
-            }
-            (Addressing::Path, _) | (Addressing::Auto, Some(_)) => &[Style::Path],
-        };
-        let mut first = None;
-        for style in styles {
-            let store = match &self.given {
-                Some(given) => Arc::clone(given),
-                None => match connect(options, *style, &self.around.clock) {
-                    Ok(store) => store,
-                    // The bucket's name cannot stand before this host's.
-                    Err(_) if first.is_some() => break,
-                    Err(error) => return Err(error),
-                },
-            };
-            let path = self.probe_path();
-            let probed = match path {
-                Ok(path) => probe(&store, &path).await,
-                Err(failure) => Err(failure),
-            };
-            match probed {
-                Ok(facts) => return Ok((store, facts, *style)),
-                Err(failure) => {
-                    let elsewhere = matches!(
-                        failure.kind,
-                        FailureKind::Addressing | FailureKind::NoBucket | FailureKind::Missing
-                    );
-                    first.get_or_insert(failure);
-                    if !elsewhere {
-                        break;
-                    }
-                }
-            }
-        }
-        let failure = first.unwrap_or_else(|| Failure::new(FailureKind::Other, "not tried"));
-        Err(self.options.unusable("use", &failure))
     }
 
     /// Writes the manifest where there is none, reads it back, and compares it with ours.
@@ -108,8 +75,8 @@ impl ObjectTier {
             self.options.location.bucket
         );
         let failed = |failure: Failure| self.options.unusable("read the manifest of", &failure);
-        let mut read = store.get(&path).await;
-        if matches!(read, Err(object_store::Error::NotFound { .. })) {
+        let mut read = store.get(&path).await.map_err(|error| Failure::of(&error));
+        if matches!(&read, Err(failure) if failure.kind == FailureKind::Missing) {
             let mode = if facts.conditional_put {
                 PutMode::Create
             } else {
@@ -118,14 +85,15 @@ impl ObjectTier {
             let text = file_text(&self.manifest);
             let options = put_of(mode, text.as_bytes());
             let body = PutPayload::from(text);
-            match store.put_opts(&path, body, options).await {
+            let put = store.put_opts(&path, body, options).await;
+            match put.map_err(|error| Failure::of(&error)) {
                 // A peer was quicker: what counts is what is read next.
-                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
-                Err(error) => return Err(failed(Failure::of(&error))),
+                Err(failure) if failure.kind != FailureKind::Exists => return Err(failed(failure)),
+                _ => {}
             }
-            read = store.get(&path).await;
+            read = store.get(&path).await.map_err(|error| Failure::of(&error));
         }
-        let found = read.map_err(|error| failed(Failure::of(&error)))?;
+        let found = read.map_err(failed)?;
         let longest = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX);
         if found.meta.size > longest {
             return Err(Error::config(format!(
@@ -163,8 +131,7 @@ impl ObjectTier {
     pub(super) async fn take_up(&self, mut place: Place) -> core::result::Result<(), Failure> {
         while self.owes_reset(&place) {
             let conditional = place.conditional_put;
-            let newer = epochs::advance(&place.store, &self.names, conditional, 0).await;
-            match newer {
+            match self.epochs(&place.store, conditional).advance(0).await {
                 Ok(epoch) => place.epoch = epoch,
                 Err(failure) => {
                     lock(&self.state).reset_wanted = true;

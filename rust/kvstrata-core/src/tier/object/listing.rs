@@ -182,7 +182,9 @@ impl ObjectTier {
         // After a reset the names of the old epoch say nothing.
         if state.place.as_ref().map(|place| place.epoch) == Some(place.epoch) && !state.reset_failed
         {
-            for of in found {
+            let found_for = self.options.limits.found_for;
+            let shown = |of: &&u64| !state.hides(**of, now, found_for);
+            for of in found.iter().filter(shown) {
                 self.verdicts.answer(*of, Fact::Listed, begun, now);
             }
         }

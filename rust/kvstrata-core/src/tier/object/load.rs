@@ -12,7 +12,7 @@ use crate::object::transfer::{self, ReadFault, Row};
 use crate::object::{Fact, Failure, FailureKind};
 use crate::sys::sync::{Arc, MutexGuard, lock};
 use crate::tier::arguments::check_arguments;
-use crate::tier::disk::{closed, count};
+use crate::tier::disk::{closed, count, plain};
 use crate::tier::health::REFUSED;
 use crate::tier::last_error::tail;
 use crate::tier::object::ObjectTier;
@@ -105,7 +105,14 @@ impl ObjectTier {
             self.settle_all(&mut state, &request, Outcome::Miss, REFUSED);
             return Ok(());
         }
-        state.enqueue(&request, &place, 0..request.items.len());
+        let (removed, there): (Vec<usize>, Vec<usize>) = (0..request.items.len()).partition(|at| {
+            let item = request.items.get(*at);
+            item.is_some_and(|item| state.deletions.hides(item.fingerprint.half()))
+        });
+        state.enqueue(&request, &place, there);
+        let removed = removed.into_iter().map(|at| plain(at, Outcome::Miss));
+        let removed: Vec<_> = removed.collect();
+        self.settle(&mut state, &request, &removed, None);
         drop(state);
         self.watch.notify_one();
         self.pump();
@@ -143,14 +150,20 @@ impl ObjectTier {
         work: &Work,
         failure: &Failure,
     ) -> bool {
-        if !failure.kind.is_worth_a_retry() || attempts.made >= self.options.limits.attempts_max {
+        // A pause of the peer or of the network, which has cost a tenth of the deadline already: no
+        // more of these fit in it than may be made.
+        let stalled = failure.kind == FailureKind::Stalled;
+        let enough = attempts.made >= self.options.limits.attempts_max;
+        if !failure.kind.is_worth_a_retry() || (enough && !stalled) {
             return false;
         }
-        if !lock(&self.state).retries.spend() {
-            self.counters.retries_refused.add(1);
-            return false;
+        if !stalled {
+            if !lock(&self.state).retries.spend() {
+                self.counters.retries_refused.add(1);
+                return false;
+            }
+            attempts.made = attempts.made.saturating_add(1);
         }
-        attempts.made = attempts.made.saturating_add(1);
         // Half of the pause for certain, so that a busy server gets a rest; the rest by chance.
         let half = attempts.pause.checked_div(2).unwrap_or_default();
         let pause = half.saturating_add(half.mul_f64(super::open::chance()));
@@ -201,6 +214,11 @@ impl ObjectTier {
                 ReadFault::Foreign(tag, why) => {
                     return self.foreign_row(work, &row, tag.as_deref(), why).await;
                 }
+                ReadFault::Newer => {
+                    self.health.succeed(Direction::Read);
+                    self.note_newer(work);
+                    return End::with(Outcome::Miss, "an object of a newer version is there");
+                }
                 ReadFault::Failed(failure) => match failure.kind {
                     FailureKind::Missing => {
                         self.health.succeed(Direction::Read);
@@ -242,7 +260,7 @@ impl ObjectTier {
         self.around.notices.say(Level::Warning, "mismatch", || {
             format!("object {name} {why}; it counts as a miss and is deleted")
         });
-        self.mark_foreign(work.item.fingerprint.half());
+        lock(&self.state).mark_foreign(work.item.fingerprint.half());
         self.believe(work, Fact::Absent);
         let now = self.around.clock.now();
         let until = now.checked_add(DELETION_MAX).unwrap_or(now);
@@ -253,10 +271,25 @@ impl ObjectTier {
         End::with(Outcome::Corrupt, format!("the object {why}"))
     }
 
-    /// Notes what was found out about the row of some work, unless a reset came between.
+    /// An object of a newer build is in a row's place: a miss, left alone by us.
+    pub(super) fn note_newer(&self, work: &Work) {
+        let now = self.around.clock.now();
+        self.counters.newer_objects.add(1);
+        lock(&self.state).mark_newer(work.item.fingerprint.half(), now);
+        self.believe(work, Fact::Absent);
+        self.around.notices.say(Level::Warning, "newer", || {
+            "objects of a newer version of kvstrata are in this namespace; they count as misses \
+             and are left alone"
+                .to_owned()
+        });
+    }
+
+    /// Notes what was found out about the row of some work, unless a reset came between; that it is
+    /// there only if it was not removed meanwhile.
     pub(super) fn believe(&self, work: &Work, fact: Fact) {
         let state = lock(&self.state);
-        if state.generation == work.generation {
+        let removed = fact != Fact::Absent && state.was_removed(work);
+        if state.generation == work.generation && !removed {
             let of = work.item.fingerprint.half();
             self.verdicts.note(of, fact, self.around.clock.now());
         }

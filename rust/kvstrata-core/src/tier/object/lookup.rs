@@ -37,6 +37,7 @@ impl ObjectTier {
         let all_listed = state
             .listed_at
             .is_some_and(|at| now.saturating_duration_since(at) < self.options.limits.absent_for);
+        let found_for = self.options.limits.found_for;
         let (mut hits, mut unknown, mut late) = (0_usize, 0_usize, 0_usize);
         let mut found = Vec::with_capacity(keys.len());
         for ((key, of), fact) in keys.iter().zip(&of).zip(facts) {
@@ -46,7 +47,7 @@ impl ObjectTier {
                     hits = hits.saturating_add(1);
                     Some(true)
                 }
-                None if all_listed => Some(false),
+                None if all_listed || state.hides(*of, now, found_for) => Some(false),
                 None if self.has_asked_long(&mut state, key, *of, now) => {
                     late = late.saturating_add(1);
                     Some(false)
@@ -123,6 +124,8 @@ impl ObjectTier {
             let current = state.place.as_ref().map(|place| place.epoch) == Some(place.epoch);
             if current && !state.reset_failed {
                 let now = self.around.clock.now();
+                let hidden = state.hides(of, now, self.options.limits.found_for);
+                let fact = if hidden { Fact::Absent } else { fact };
                 self.verdicts.answer(of, fact, asked, now);
             }
         } else if row_bytes.is_none() {

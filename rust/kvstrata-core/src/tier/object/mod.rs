@@ -6,6 +6,7 @@
 
 mod close;
 mod counters;
+mod deletions;
 mod dispatch;
 mod epochs;
 mod health;
@@ -34,14 +35,17 @@ use crate::format::NamespaceDigest;
 use crate::format::combined::Shift;
 use crate::index::Fingerprinter;
 use crate::key::GroupId;
+use crate::metrics::Counter;
 use crate::namespace::Manifest;
 use crate::object::connect::Style;
 use crate::object::names::{Epoch, Names};
+use crate::object::probe::Probes;
 use crate::object::{ObjectOptions, Store, Verdicts};
 use crate::sys::sync::{Arc, Condvar, Mutex};
 use crate::tier::disk::Surroundings;
 use crate::tier::health::Health;
 use crate::tier::object::counters::ObjectCounters;
+use crate::tier::object::epochs::Epochs;
 use crate::tier::object::state::State;
 use crate::tier::object::told::Told;
 
@@ -69,10 +73,13 @@ pub(crate) struct ObjectTier {
     /// For checksums of rows of these many bytes.
     shifts: BTreeMap<usize, Shift>,
     names: Names,
+    probes: Probes,
     fingerprinter: Fingerprinter,
     verdicts: Verdicts,
     health: Health,
     counters: ObjectCounters,
+    /// Names in listings that no object of ours has: left out.
+    odd_names: Arc<Counter>,
     /// A client that a test gave.
     given: Option<Store>,
     handle: Handle,
@@ -119,5 +126,14 @@ impl ObjectTier {
     /// A tier for tasks, which must not keep it alive for ever.
     fn shared(self: &Arc<Self>) -> Arc<Self> {
         Arc::clone(self)
+    }
+
+    /// The epochs of the namespace, by a client that can do so much.
+    const fn epochs<'a>(&'a self, store: &'a Store, conditional_put: bool) -> Epochs<'a> {
+        Epochs {
+            store,
+            names: &self.names,
+            conditional_put,
+        }
     }
 }

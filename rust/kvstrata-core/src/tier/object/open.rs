@@ -12,6 +12,7 @@ use crate::format::combined::Shift;
 use crate::index::Fingerprinter;
 use crate::namespace::layout;
 use crate::object::names::Names;
+use crate::object::probe::Probes;
 use crate::object::{Failure, FailureKind, ObjectOptions, Store, Verdicts};
 use crate::sys::fs::fill_random;
 use crate::sys::sync::{Arc, Condvar, Mutex, processors};
@@ -51,14 +52,17 @@ impl ObjectTier {
             .values()
             .map(|bytes| (*bytes, Shift::over(count(*bytes))));
         let limits = options.limits;
+        let [probe] = random().map_err(|failure| no_random(&failure))?;
         let began = around.clock.now();
         let tier = Arc::new(Self {
             digest: manifest.digest(),
             names: Names::new(base),
+            probes: Probes::new(options.location.clone(), probe),
             fingerprinter: Fingerprinter::new(random().map_err(|f| no_random(&f))?),
             verdicts: Verdicts::new(began, limits.found_for, limits.absent_for),
             health: Health::new(around.circuit),
             counters: ObjectCounters::default(),
+            odd_names: Arc::default(),
             handle: runtime.handle().clone(),
             runtime: Mutex::new(Some(runtime)),
             state: Mutex::new(State::new()),

@@ -4,12 +4,15 @@ use hashbrown::HashSet;
 use object_store::ObjectStoreExt;
 
 use crate::error::Result;
-use crate::io::Direction;
-use crate::job::Outcome;
+use crate::job::{JobKind, Outcome};
 use crate::key::Key;
+use crate::notice::Level;
 use crate::object::{Fact, Failure, FailureKind};
 use crate::sys::sync::{Arc, lock};
+use crate::tier::disk::count;
+use crate::tier::last_error::{LastError, tail};
 use crate::tier::object::ObjectTier;
+use crate::tier::object::deletions::{Deletion, Next};
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::state::Work;
 use crate::tier::state::Phase;
@@ -22,22 +25,29 @@ impl ObjectTier {
         let Some(place) = state.place.clone() else {
             return Ok(());
         };
+        let mut left_out = 0_usize;
         for key in keys {
-            let of = self.fingerprinter.of(key);
-            self.verdicts.note(of.half(), Fact::Absent, now);
-            if let Some(storing) = state.storing.get_mut(&of.half()) {
-                storing.cancelled = true;
+            let of = self.fingerprinter.of(key).half();
+            self.verdicts.note(of, Fact::Absent, now);
+            state.note_removed(of);
+            if !state.deletions.add(of, &place, *key) {
+                left_out = left_out.saturating_add(1);
             }
-            state.delete_later(&place, of, *key);
         }
         if !state.writes.is_empty() {
             let gone: HashSet<Key> = keys.iter().copied().collect();
             let queued = state.take_queued(|work| {
-                work.request.kind == crate::job::JobKind::Store && gone.contains(&work.item.key)
+                work.request.kind == JobKind::Store && gone.contains(&work.item.key)
             });
             self.settle_queued(&mut state, &queued, |_| Outcome::Dropped, "removed");
         }
         drop(state);
+        if left_out > 0 {
+            self.counters.deletions_left_out.add(count(left_out));
+            self.around.notices.say(Level::Warning, "removal", || {
+                format!("too many removed rows wait: {left_out} stay in the bucket")
+            });
+        }
         self.begin_deleting();
         Ok(())
     }
@@ -45,22 +55,28 @@ impl ObjectTier {
     /// Sees to it that objects in line are deleted.
     pub(super) fn begin_deleting(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        if state.to_delete.is_empty() || state.deleting || state.phase == Phase::Stopping {
+        if state.phase == Phase::Stopping {
             return;
         }
-        state.deleting = true;
+        let more = state.deletions.begin_tasks();
         drop(state);
-        self.handle.spawn(self.shared().delete_all());
+        for _ in 0..more {
+            self.handle.spawn(self.shared().delete_some());
+        }
     }
 
-    /// Waits until the object of a key is not being deleted, so that what is stored next stays.
-    pub(super) async fn until_deleted(&self, work: &Work) -> Ended<()> {
+    /// Waits until the object of a key is not being deleted, so that what is stored next stays, and
+    /// sees to it that it will not be. Says whether it was to be.
+    pub(super) async fn until_deleted(&self, work: &Work) -> Ended<bool> {
         let of = work.item.fingerprint.half();
         let over = async {
             loop {
                 let next = self.deleted.notified();
-                if lock(&self.state).being_deleted != Some(of) {
-                    return;
+                {
+                    let mut state = lock(&self.state);
+                    if !state.deletions.is_under_way(of) {
+                        return state.deletions.cancel(of);
+                    }
                 }
                 next.await;
             }
@@ -68,31 +84,78 @@ impl ObjectTier {
         self.until(work.request.deadline, over).await
     }
 
-    async fn delete_all(self: Arc<Self>) {
+    async fn delete_some(self: Arc<Self>) {
         loop {
-            let (place, key) = {
-                let mut state = lock(&self.state);
-                let next = state.to_delete.pop_first();
-                state.being_deleted = next.as_ref().map(|(of, _)| *of);
-                self.deleted.notify_waiters();
-                let Some((_, next)) = next else {
-                    state.deleting = false;
-                    return;
-                };
-                next
-            };
-            let path = self.names.row(place.epoch, &key);
             let now = self.around.clock.now();
-            let late = now.checked_add(self.options.deadline).unwrap_or(now);
-            let failure = match self.until(late, place.store.delete(&path)).await {
-                Ended::Done(Ok(())) => continue,
-                Ended::Done(Err(error)) => Failure::of(&error),
-                Ended::Late => Failure::late(),
-                Ended::Stopped => return,
+            let next = lock(&self.state).deletions.next(now);
+            let deletion = match next {
+                Next::Delete(deletion) => deletion,
+                Next::At(time) => {
+                    let pause = core::future::pending::<()>();
+                    if let Ended::Stopped = self.until(time, pause).await {
+                        return;
+                    }
+                    continue;
+                }
+                Next::Nothing => {
+                    self.quiet.notify_all();
+                    return;
+                }
             };
-            if failure.kind != FailureKind::Missing {
-                self.server_failed(Direction::Write, &failure, "delete", path.as_ref());
+            let Some(failure) = self.delete_one(&deletion).await else {
+                return;
+            };
+            let now = self.around.clock.now();
+            let gone = failure.is_none();
+            lock(&self.state).deletions.end(&deletion, gone, now);
+            self.deleted.notify_waiters();
+            if let Some(failure) = failure {
+                self.say_not_deleted(&deletion, &failure);
+            } else {
+                self.begin_deleting();
             }
+        }
+    }
+
+    /// What went wrong with a deletion; `None` when the tier stops.
+    async fn delete_one(&self, deletion: &Deletion) -> Option<Option<Failure>> {
+        let path = self.names.row(deletion.place.epoch, &deletion.key);
+        let now = self.around.clock.now();
+        let late = now.checked_add(self.options.deadline).unwrap_or(now);
+        let delete = deletion.place.store.delete(&path);
+        let failure = match self.until(late, delete).await {
+            Ended::Done(Ok(())) => return Some(None),
+            Ended::Done(Err(error)) => Failure::of(&error),
+            Ended::Late => Failure::late(),
+            Ended::Stopped => return None,
+        };
+        Some(Some(failure).filter(|failure| failure.kind != FailureKind::Missing))
+    }
+
+    /// Reports a deletion that failed. It says nothing of stores: no circuit opens for it.
+    fn say_not_deleted(&self, deletion: &Deletion, failure: &Failure) {
+        let path = self.names.row(deletion.place.epoch, &deletion.key);
+        let name = tail(std::path::Path::new(path.as_ref()));
+        self.counters.failed_deletions.add(1);
+        self.around.metrics.errors.add(1);
+        self.around.notices.say(Level::Warning, "deletion", || {
+            format!("a removed row, {name}, is hidden and not deleted yet ({failure})")
+        });
+        self.health.remember(LastError {
+            errno: failure.kind.name(),
+            operation: "delete",
+            path: name,
+            text: failure.text.clone(),
+            at: self.around.clock.now(),
+        });
+    }
+
+    /// Says how many removed rows this process leaves in the bucket.
+    pub(super) fn say_left(&self, rows: usize) {
+        if rows > 0 {
+            self.around.notices.say(Level::Warning, "removal", || {
+                format!("{rows} removed rows could not be deleted: others may still find them")
+            });
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::object::Failure;
 use crate::sys::sync::{Arc, lock};
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::state::State;
-use crate::tier::object::{ObjectTier, Place, epochs};
+use crate::tier::object::{ObjectTier, Place};
 
 impl ObjectTier {
     /// Begins a new epoch. False when it could not be recorded: the tier then answers miss to
@@ -24,7 +24,8 @@ impl ObjectTier {
         let now = self.around.clock.now();
         let late = now.checked_add(self.options.deadline).unwrap_or(now);
         let conditional = place.conditional_put;
-        let newer = epochs::advance(&place.store, &self.names, conditional, place.epoch.number);
+        let epochs = self.epochs(&place.store, conditional);
+        let newer = epochs.advance(place.epoch.number);
         let advanced = match self.handle.block_on(self.until(late, newer)) {
             Ended::Done(advanced) => advanced,
             Ended::Late | Ended::Stopped => Err(Failure::late()),
@@ -71,6 +72,6 @@ impl ObjectTier {
         state.to_ask.clear();
         state.listed_at = None;
         state.looked_up = true;
-        state.foreign.clear();
+        state.forget_objects();
     }
 }

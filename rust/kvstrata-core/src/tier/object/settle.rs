@@ -109,6 +109,16 @@ impl ObjectTier {
         }
     }
 
+    /// Puts the object of some work in line to be deleted, unless a reset has hidden it anyway.
+    pub(super) fn delete_later(&self, state: &mut State, work: &Work) {
+        if work.generation != state.generation {
+            return;
+        }
+        let of = work.item.fingerprint.half();
+        let added = state.deletions.add(of, &work.place, work.item.key);
+        self.counters.deletions_left_out.add(u64::from(!added));
+    }
+
     /// Ends a row that was under way.
     pub(super) fn end_work(&self, work: &Work, end: End) {
         let mut state = lock(&self.state);
@@ -116,9 +126,10 @@ impl ObjectTier {
         state.running = state.running.saturating_sub(1);
         state.running_bytes = state.running_bytes.saturating_sub(row_bytes);
         let mut end = end;
-        if work.request.kind == JobKind::Store && state.end_storing(work.item.fingerprint) {
+        let removed = state.end_moving(work.request.kind, work.item.fingerprint);
+        if removed && work.request.kind == JobKind::Store {
             end = End::with(Outcome::Dropped, "removed meanwhile");
-            state.delete_later(&work.place, work.item.fingerprint, work.item.key);
+            self.delete_later(&mut state, work);
         }
         if work.generation != state.generation {
             // Stored where nobody looks any more, or loaded from there.

@@ -1,6 +1,7 @@
 //! What changes while an object tier runs: behind one lock, never held over a request.
 
-use std::collections::{BTreeMap, VecDeque};
+use core::time::Duration;
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use hashbrown::HashMap;
@@ -10,14 +11,14 @@ use crate::job::JobKind;
 use crate::key::Key;
 use crate::sys::sync::Arc;
 use crate::tier::object::Place;
+use crate::tier::object::deletions::Deletions;
 use crate::tier::request::{Item, Request};
 use crate::tier::state::Phase;
 
+/// Most keys whose objects are known not to be theirs, of each kind.
+const STRANGE_MAX: usize = 1 << 16;
 /// Reads that may start one after the other while writes wait.
 const READS_IN_A_ROW_MAX: u32 = 7;
-/// Most deletions that wait; what is beyond stays in the bucket, hidden from this process for a
-/// while only.
-const DELETIONS_MAX: usize = 1 << 16;
 /// Retries that may be spent at once.
 const RETRY_TOKENS_MAX: u32 = 64;
 /// Requests that succeed for each retry that is earned.
@@ -44,12 +45,12 @@ pub(super) struct Asked {
     pub(super) under_way: bool,
 }
 
-/// A key that is being stored.
+/// A key that is being stored, or loaded.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Storing {
-    pub(super) rows: usize,
+pub(super) struct Moving {
+    rows: usize,
     /// It was removed meanwhile.
-    pub(super) cancelled: bool,
+    removed: bool,
 }
 
 /// How many further attempts may be made: a tenth of all requests in the long run.
@@ -88,10 +89,6 @@ impl RetryBudget {
 
 /// The state of an object tier.
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "they are independent of each other"
-)]
 pub(super) struct State {
     pub(super) phase: Phase,
     /// Where rows go; `None` until the bucket could be used.
@@ -120,13 +117,11 @@ pub(super) struct State {
     pub(super) looked_up: bool,
     /// Keys whose objects are not theirs, for the next store to overwrite.
     pub(super) foreign: HashMap<u64, ()>,
-    pub(super) storing: HashMap<u64, Storing>,
-    /// Objects to delete, by the halves of their keys' fingerprints.
-    pub(super) to_delete: BTreeMap<u64, (Arc<Place>, Key)>,
-    /// Whether somebody sees to that.
-    pub(super) deleting: bool,
-    /// The one that is being deleted now.
-    pub(super) being_deleted: Option<u64>,
+    /// Keys in whose places are objects of newer builds, and since when that is known.
+    newer: HashMap<u64, Instant>,
+    storing: HashMap<u64, Moving>,
+    loading: HashMap<u64, Moving>,
+    pub(super) deletions: Deletions,
     pub(super) load_bytes_open: u64,
     pub(super) store_bytes_open: u64,
     pub(super) retries: RetryBudget,
@@ -152,10 +147,10 @@ impl State {
             listed_at: None,
             looked_up: true,
             foreign: HashMap::new(),
+            newer: HashMap::new(),
             storing: HashMap::new(),
-            to_delete: BTreeMap::new(),
-            deleting: false,
-            being_deleted: None,
+            loading: HashMap::new(),
+            deletions: Deletions::default(),
             load_bytes_open: 0,
             store_bytes_open: 0,
             retries: RetryBudget::new(),
@@ -193,13 +188,6 @@ impl State {
         self.deadlines.push_back(Arc::clone(request));
     }
 
-    /// Puts an object in line to be deleted.
-    pub(super) fn delete_later(&mut self, place: &Arc<Place>, of: Fingerprint, key: Key) {
-        if self.to_delete.len() < DELETIONS_MAX {
-            self.to_delete.insert(of.half(), (Arc::clone(place), key));
-        }
-    }
-
     /// The next row to move: reads first, but one write after every seven of them.
     pub(super) fn next_work(&mut self) -> Option<Work> {
         let write = !self.writes.is_empty()
@@ -211,27 +199,85 @@ impl State {
             self.reads_in_a_row = self.reads_in_a_row.saturating_add(1);
             self.reads.pop_front()
         };
-        if let Some(work) = &work
-            && work.request.kind == JobKind::Store
-        {
-            let storing = self.storing.entry(work.item.fingerprint.half());
-            let storing = storing.or_default();
-            storing.rows = storing.rows.saturating_add(1);
+        if let Some(work) = &work {
+            let of = work.item.fingerprint.half();
+            let moving = self.moving(work.request.kind).entry(of).or_default();
+            moving.rows = moving.rows.saturating_add(1);
         }
         work
     }
 
-    /// Notes that a store of a key has ended; says whether the key was removed meanwhile.
-    pub(super) fn end_storing(&mut self, of: Fingerprint) -> bool {
-        let Some(storing) = self.storing.get_mut(&of.half()) else {
+    const fn moving(&mut self, kind: JobKind) -> &mut HashMap<u64, Moving> {
+        match kind {
+            JobKind::Store => &mut self.storing,
+            JobKind::Load => &mut self.loading,
+        }
+    }
+
+    /// Notes that the object of a key is not its row.
+    pub(super) fn mark_foreign(&mut self, of: u64) {
+        if self.foreign.len() >= STRANGE_MAX {
+            self.foreign.clear();
+        }
+        self.foreign.insert(of, ());
+    }
+
+    /// Notes that the object of a key is a newer build's.
+    pub(super) fn mark_newer(&mut self, of: u64, now: Instant) {
+        if self.newer.len() >= STRANGE_MAX {
+            self.newer.clear();
+        }
+        self.newer.insert(of, now);
+    }
+
+    /// Whether a key is absent whatever is listed: it was removed, or its object is a newer build's,
+    /// which is believed for `newer_for`.
+    pub(super) fn hides(&self, of: u64, now: Instant, newer_for: Duration) -> bool {
+        let is_newer = || {
+            let since = self.newer.get(&of);
+            since.is_some_and(|since| now.saturating_duration_since(*since) < newer_for)
+        };
+        self.deletions.hides(of) || (!self.newer.is_empty() && is_newer())
+    }
+
+    /// Forgets what is known of objects: another epoch has others.
+    pub(super) fn forget_objects(&mut self) {
+        self.foreign.clear();
+        self.newer.clear();
+        self.deletions.clear();
+    }
+
+    /// Notes that a key was removed: what is under way for it says nothing of it any more.
+    pub(super) fn note_removed(&mut self, of: u64) {
+        for moving in [&mut self.storing, &mut self.loading] {
+            if let Some(moving) = moving.get_mut(&of) {
+                moving.removed = true;
+            }
+        }
+    }
+
+    /// Whether the key of some work under way was removed since it began.
+    pub(super) fn was_removed(&self, work: &Work) -> bool {
+        let moving = match work.request.kind {
+            JobKind::Store => &self.storing,
+            JobKind::Load => &self.loading,
+        };
+        let moving = moving.get(&work.item.fingerprint.half());
+        moving.is_some_and(|moving| moving.removed)
+    }
+
+    /// Notes that some work has ended; says whether its key was removed meanwhile.
+    pub(super) fn end_moving(&mut self, kind: JobKind, of: Fingerprint) -> bool {
+        let all = self.moving(kind);
+        let Some(moving) = all.get_mut(&of.half()) else {
             return false;
         };
-        storing.rows = storing.rows.saturating_sub(1);
-        let ended = *storing;
+        moving.rows = moving.rows.saturating_sub(1);
+        let ended = *moving;
         if ended.rows == 0 {
-            self.storing.remove(&of.half());
+            all.remove(&of.half());
         }
-        ended.cancelled
+        ended.removed
     }
 
     /// Takes the rows out of the queues that are to be given up.

@@ -11,6 +11,7 @@ impl ObjectTier {
         let mut all = self.around.metrics.snapshot();
         let degraded = self.health.add_to(&mut all, self.around.clock.now());
         self.counters.add_to(&mut all);
+        all.insert("odd_names".into(), self.odd_names.get().into());
         all.insert("verdicts".into(), self.verdicts.len().into());
         let state = lock(&self.state);
         let health = if state.place.is_none() {
@@ -29,6 +30,7 @@ impl ObjectTier {
         all.insert("queued_writes".into(), state.writes.len().into());
         all.insert("in_flight_operations".into(), state.running.into());
         all.insert("in_flight_bytes".into(), state.running_bytes.into());
+        all.insert("queued_deletions".into(), state.deletions.len().into());
         all.insert("asked_keys".into(), state.asked.len().into());
         all.insert("store_bytes_open".into(), state.store_bytes_open.into());
         all.insert("load_bytes_open".into(), state.load_bytes_open.into());

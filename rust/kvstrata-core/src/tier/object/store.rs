@@ -15,17 +15,16 @@ use crate::tier::object::load::tail_of;
 use crate::tier::object::settle::End;
 use crate::tier::object::state::Work;
 
-/// Most keys whose objects are known not to be theirs.
-const FOREIGN_MAX: usize = 1 << 16;
-
 /// What is at the place of a row that is to be stored.
 enum There {
-    /// The row itself.
-    Row,
+    /// The row itself, or at least its header, with its `ETag`.
+    Row(Option<String>),
     /// Nothing.
     Nothing,
     /// Something else, with its `ETag`.
     Other(Option<String>),
+    /// An object of a newer build.
+    Newer,
 }
 
 impl ObjectTier {
@@ -88,22 +87,12 @@ impl ObjectTier {
         Ok(())
     }
 
-    /// Remembers that the object of a key is not its row.
-    pub(super) fn mark_foreign(&self, of: u64) {
-        let mut state = lock(&self.state);
-        if state.foreign.len() >= FOREIGN_MAX {
-            state.foreign.clear();
-        }
-        state.foreign.insert(of, ());
-    }
-
     /// Writes a row from its slot. An object that was to be deleted still is where this fails.
     pub(super) async fn store_row(&self, work: &Work) -> End {
         let mut removed = false;
         let end = self.write_row(work, &mut removed).await;
         if removed && end.outcome != Outcome::Ok {
-            let item = &work.item;
-            lock(&self.state).delete_later(&work.place, item.fingerprint, item.key);
+            self.delete_later(&mut lock(&self.state), work);
         }
         end
     }
@@ -134,12 +123,13 @@ impl ObjectTier {
                 // Someone says that it is there: believed only when its header says so, too.
                 FailureKind::Exists | FailureKind::Changed if mode != Mode::Overwrite => {
                     mode = match self.what_is_there(work, &row).await {
-                        Ok(There::Row) => {
+                        Ok(There::Row(_)) => {
                             self.believe(work, Fact::Verified);
                             return End::plain(Outcome::Present);
                         }
                         Ok(There::Other(Some(tag))) if mode == Mode::Create => Mode::Replace(tag),
                         Ok(There::Other(_) | There::Nothing) => Mode::Overwrite,
+                        Ok(There::Newer) => return self.newer_there(work),
                         Err(end) => return end,
                     };
                 }
@@ -162,7 +152,7 @@ impl ObjectTier {
         Ended::Done(transfer::put(&work.place.store, arena, row, mode, deadline, stop).await)
     }
 
-    /// How to begin: what is known to be foreign or was removed is overwritten, what was listed is
+    /// How to begin: what was removed is overwritten; what was listed, or is known to be foreign, is
     /// looked at.
     async fn first_mode(
         &self,
@@ -171,36 +161,40 @@ impl ObjectTier {
         of: u64,
         removed: &mut bool,
     ) -> Result<Mode, End> {
-        match self.until_deleted(work).await {
-            Ended::Done(()) => {}
+        *removed = match self.until_deleted(work).await {
+            Ended::Done(removed) => removed,
             Ended::Late => return Err(self.late_store(work)),
             Ended::Stopped => return Err(End::with(Outcome::Dropped, "closed")),
+        };
+        if *removed {
+            return Ok(Mode::Overwrite);
         }
-        {
-            let mut state = lock(&self.state);
-            *removed = state.to_delete.remove(&of).is_some();
-            if *removed || state.foreign.contains_key(&of) {
-                return Ok(Mode::Overwrite);
-            }
-        }
-        let now = self.around.clock.now();
-        let fact = self.verdicts.of(of, now);
-        let look = fact == Some(Fact::Listed) || !work.place.conditional_put;
+        let foreign = lock(&self.state).foreign.contains_key(&of);
+        let conditional = work.place.conditional_put;
+        let fact = self.verdicts.of(of, self.around.clock.now());
         if fact == Some(Fact::Verified) {
             return Err(End::plain(Outcome::Present));
         }
-        if !look {
+        if conditional && !foreign && fact != Some(Fact::Listed) {
             return Ok(Mode::Create);
         }
-        match self.what_is_there(work, row).await? {
-            There::Row => {
+        Ok(match self.what_is_there(work, row).await? {
+            There::Row(_) if !foreign => {
                 self.believe(work, Fact::Verified);
-                Err(End::plain(Outcome::Present))
+                return Err(End::plain(Outcome::Present));
             }
-            There::Nothing if work.place.conditional_put => Ok(Mode::Create),
-            There::Other(Some(tag)) if work.place.conditional_put => Ok(Mode::Replace(tag)),
-            There::Nothing | There::Other(_) => Ok(Mode::Overwrite),
-        }
+            There::Nothing if conditional => Mode::Create,
+            // A foreign object's header may be right, and its payload not.
+            There::Row(Some(tag)) | There::Other(Some(tag)) if conditional => Mode::Replace(tag),
+            There::Row(_) | There::Nothing | There::Other(_) => Mode::Overwrite,
+            There::Newer => return Err(self.newer_there(work)),
+        })
+    }
+
+    /// The row cannot be stored where an object of a newer build is, which others may read.
+    fn newer_there(&self, work: &Work) -> End {
+        self.note_newer(work);
+        End::with(Outcome::Dropped, "an object of a newer version is there")
     }
 
     /// Reads the header of what is at a row's place.
@@ -209,8 +203,9 @@ impl ObjectTier {
         loop {
             let read = transfer::get_header(&work.place.store, row);
             match self.until(work.request.deadline, read).await {
-                Ended::Done(Ok(())) => return Ok(There::Row),
+                Ended::Done(Ok(tag)) => return Ok(There::Row(tag)),
                 Ended::Done(Err(ReadFault::Foreign(tag, _))) => return Ok(There::Other(tag)),
+                Ended::Done(Err(ReadFault::Newer)) => return Ok(There::Newer),
                 Ended::Done(Err(ReadFault::Failed(failure))) => match failure.kind {
                     FailureKind::Missing => return Ok(There::Nothing),
                     _ if self.retry(&mut attempts, work, &failure).await => {}

@@ -1,0 +1,157 @@
+//! `gc` ends: when it is told to, when its time is over, and whatever the server does.
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test fails where these fail, and measures"
+)]
+
+mod object_support;
+mod tier_support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvstrata_core::error::Result;
+use kvstrata_core::job::Outcome;
+use kvstrata_core::object::gc::{GcEnd, GcOptions, GcReport, run};
+use kvstrata_core::object::{Addressing, ObjectOptions};
+use kvstrata_core::sys::clock::{Clock, SystemClock};
+use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Method, Rule};
+use object_support::{open, options, row_names};
+use tier_support::keys;
+
+/// Three times what ending may take on a busy machine.
+const SOON: Duration = Duration::from_secs(6);
+const EVERYTHING: GcOptions = GcOptions {
+    capacity_bytes: Some(0),
+    older_than: None,
+    dry_run: false,
+    time_limit: None,
+};
+
+fn stored(bucket: &Bucket, count: u64) {
+    let mut harness = open(options(&bucket.endpoint()), usize::try_from(count).unwrap());
+    let outcomes = harness.store(&keys(0..count));
+    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Ok));
+}
+
+fn gc(
+    options: &ObjectOptions,
+    what: GcOptions,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<GcReport> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    run(options, None, &clock, what, interrupted)
+}
+
+fn never() -> bool {
+    false
+}
+
+#[test]
+fn whoever_interrupts_it_is_told_what_was_done() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 40);
+    let deletes = || bucket.seen(Method::Delete, "/rows/");
+    for _ in 0..5 {
+        bucket.rule(Rule::rows(&[Method::Delete], BucketFault::Latency(Duration::ZERO)).times(1));
+    }
+    bucket.rule(Rule::rows(&[Method::Delete], BucketFault::Hold));
+    // When sixteen hang.
+    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &|| {
+        deletes() == 21
+    })
+    .unwrap();
+    assert_eq!(report.end, GcEnd::Interrupted);
+    assert_eq!((report.removed_rows, report.failed_rows), (5, 0));
+    assert_eq!(report.kept_rows, 35);
+    assert!(report.emptied.is_empty());
+    bucket.heal();
+}
+
+#[test]
+fn it_is_interrupted_while_it_waits_for_the_first_answer() {
+    let bucket = Bucket::start().unwrap();
+    bucket.rule(Rule::all(BucketFault::NeverAnswer));
+    let begun = Instant::now();
+    let asked = || bucket.seen(Method::List, "") > 0;
+    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &asked).unwrap();
+    assert_eq!(report.end, GcEnd::Interrupted);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn no_request_takes_longer_than_its_deadline() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 4);
+    let mut short = options(&bucket.endpoint());
+    short.deadline = Duration::from_millis(500);
+    bucket.rule(Rule::rows(&[Method::Delete], BucketFault::NeverAnswer));
+    let begun = Instant::now();
+    let report = gc(&short, EVERYTHING, &never).unwrap();
+    assert_eq!((report.removed_rows, report.failed_rows), (0, 4));
+    let said = report.last_error.unwrap();
+    assert!(said.contains("no answer by the deadline"), "{said}");
+    bucket.rule(Rule::all(BucketFault::NeverAnswer));
+    let said = gc(&short, EVERYTHING, &never).unwrap_err().to_string();
+    assert!(said.contains("no answer by the deadline"), "{said}");
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn its_time_is_bounded_as_a_whole() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 40);
+    bucket.rule(Rule::rows(&[Method::Delete], BucketFault::Hold));
+    let begun = Instant::now();
+    let what = GcOptions {
+        time_limit: Some(Duration::from_millis(500)),
+        ..EVERYTHING
+    };
+    let report = gc(&options(&bucket.endpoint()), what, &never).unwrap();
+    assert_eq!(report.end, GcEnd::TimeLimit);
+    assert_eq!((report.removed_rows, report.kept_rows), (0, 40));
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_server_that_deletes_nothing_is_not_asked_for_every_row() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 200);
+    bucket.rule(Rule::rows(&[Method::Delete], BucketFault::Status(403)));
+    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &never).unwrap();
+    assert_eq!(report.end, GcEnd::Done);
+    assert_eq!((report.removed_rows, report.failed_rows), (0, 200));
+    assert!(report.emptied.is_empty());
+    assert!(report.last_error.unwrap().contains("403"));
+    assert!(bucket.seen(Method::Delete, "/rows/") < 100);
+    assert_eq!(row_names(&bucket).len(), 200);
+}
+
+#[test]
+fn a_namespace_counts_as_emptied_when_its_last_row_is_gone() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 4);
+    bucket.rule(Rule::rows(&[Method::Delete], BucketFault::Status(500)).times(1));
+    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &never).unwrap();
+    assert_eq!((report.removed_rows, report.failed_rows), (3, 1));
+    assert!(report.emptied.is_empty());
+    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &never).unwrap();
+    assert_eq!((report.removed_rows, report.emptied.len()), (1, 1));
+}
+
+#[test]
+fn it_finds_the_bucket_by_the_style_by_which_a_tier_does() {
+    for only in [BucketStyle::Path, BucketStyle::Virtual] {
+        let bucket = Bucket::start().unwrap();
+        bucket.only(only);
+        let auto = ObjectOptions {
+            addressing: Addressing::Auto,
+            ..options(&bucket.named_endpoint())
+        };
+        let mut harness = open(auto.clone(), 4);
+        assert_eq!(harness.store(&keys(0..4)), [Outcome::Ok; 4]);
+        let report = gc(&auto, EVERYTHING, &never).unwrap();
+        assert_eq!((report.removed_rows, report.kept_rows), (4, 0), "{only:?}");
+    }
+}

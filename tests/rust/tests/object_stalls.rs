@@ -1,0 +1,65 @@
+//! Peers that pause, and such that are not there: what a pause costs, and what it is called.
+#![expect(clippy::unwrap_used, reason = "a test fails where these fail")]
+
+mod object_support;
+mod tier_support;
+
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use kvstrata_core::job::Outcome;
+use kvstrata_core::object::ObjectOptions;
+use kvstrata_core::tier::Tier;
+use kvstrata_testkit::memory::leaked;
+use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
+use object_support::{open_hasty, options};
+use tier_support::keys;
+
+#[test]
+fn a_pause_longer_than_a_tenth_of_the_deadline_does_not_cost_a_store() {
+    let bucket = Bucket::start().unwrap();
+    let mut large = ObjectOptions {
+        deadline: Duration::from_secs(15),
+        ..options(&bucket.endpoint())
+    };
+    // No attempt but the first for any other reason.
+    large.limits.attempts_max = 1;
+    for bytes in large.row_bytes.values_mut() {
+        *bytes = 32 << 20;
+    }
+    let mut harness = open_hasty(large, 1);
+    let pause = BucketFault::Latency(Duration::from_secs(4));
+    bucket.rule(Rule::rows(&[Method::Put], pause).times(1));
+    harness.wipe();
+    let job = harness.job();
+    harness.tier.store(job, &keys(0..1), &[0]).unwrap();
+    let result = harness.result(job);
+    assert_eq!(result.outcomes, [Outcome::Ok], "{result:?}");
+    assert!(harness.stat("retries") > 0);
+    assert_eq!(harness.stat("retries_refused"), 0);
+}
+
+/// A port of this machine at which connections are neither taken nor refused, while these live.
+fn silent() -> (TcpListener, Vec<TcpStream>) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
+        waiting.push(stream);
+    }
+    (listener, waiting)
+}
+
+#[test]
+fn a_connection_that_does_not_come_about_in_time_is_named_so() {
+    let (listener, _waiting) = silent();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let refused = Tier::open_object(options(&endpoint), leaked(5000, 0).unwrap());
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains("no connection; check endpoint"), "{said}");
+    assert!(
+        said.contains("connect: put: no connection in time"),
+        "{said}"
+    );
+}
