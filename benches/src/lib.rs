@@ -5,6 +5,7 @@
 pub mod alone;
 pub mod check;
 pub mod fio;
+pub mod floor;
 pub mod ground;
 pub mod measure;
 pub mod raw;

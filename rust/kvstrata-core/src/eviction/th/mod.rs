@@ -21,6 +21,7 @@ use self::table::{ClassNumber, Table};
 use self::tree::{Block, Queue, Run, Tree};
 use super::ledger::{Ledger, PinChange};
 use super::links::{Links, NONE};
+use super::order::Place;
 use super::request::{Arrival, Context, EndedKey, RequestId, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
@@ -63,6 +64,8 @@ pub struct Th {
     visited: u64,
     /// Known blocks of a request; kept for its memory.
     path: Vec<u32>,
+    /// Entries at the end of a run; kept for its memory.
+    ends: Vec<EntryId>,
 }
 
 impl Default for Th {
@@ -96,6 +99,7 @@ impl Th {
             last_block: NONE,
             visited: 0,
             path: Vec::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -129,7 +133,7 @@ impl Th {
             live_children: 0,
             beyond: 0,
             owner: self.owner,
-            by_age: Links::unlinked(),
+            by_age: Place::NOWHERE,
             by_class: Links::unlinked(),
             class,
             rows,
@@ -237,12 +241,18 @@ impl Th {
             let all = self.entries_max.saturating_mul(DIRECTORY_FACTOR);
             all.max(DIRECTORY_MIN)
         });
+        let mut trimmed = false;
         while self.tree.len() > most.max(self.ledger.len()) {
             let Some(run) = self.queues.oldest_dead() else {
                 self.trim_ends();
                 return;
             };
+            self.tree.prefetch_ghosts_beside(run);
             self.trim_end(run);
+            trimmed = true;
+        }
+        if trimmed && let Some(next) = self.queues.oldest_dead() {
+            self.tree.prefetch_ghosts(next);
         }
     }
 
@@ -278,7 +288,7 @@ impl Th {
             return;
         }
         self.queues.unqueue(&mut self.tree, number);
-        self.queues.remove_age(&mut self.tree, number);
+        self.queues.remove_age(&self.tree, number);
         self.tree.free_run(number);
         if let Some(parent) = self.tree.run_mut(run.parent) {
             parent.children = parent.children.saturating_sub(1);
@@ -291,14 +301,7 @@ impl Th {
 
     /// Forgets the ghosts at the ends of all runs: no run is there that is nothing but ghosts.
     fn trim_ends(&mut self) {
-        let mut all = Vec::new();
-        for mut number in self.queues.oldest() {
-            while let Some(run) = self.tree.run(number) {
-                all.push(number);
-                number = run.by_age.warmer();
-            }
-        }
-        for number in all {
+        for number in self.queues.oldest_first() {
             self.trim_end(number);
         }
     }
