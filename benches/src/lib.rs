@@ -7,6 +7,7 @@ pub mod check;
 pub mod fio;
 pub mod ground;
 pub mod measure;
+pub mod paths;
 pub mod raw;
 pub mod raw_ring;
 pub mod replayed;
