@@ -10,9 +10,9 @@ use kvstrata_benches::paths::{BLOCKS, Paths};
 use kvstrata_benches::say;
 use kvstrata_core::eviction::POLICIES;
 
-const ENTRIES: usize = 20_000;
-const FEW: u64 = 100;
-const MANY: u64 = 600;
+const ENTRIES: usize = 8_192;
+const FEW: u64 = 50;
+const MANY: u64 = 350;
 /// What makes the program the one that is counted.
 const COUNTED: &str = "--counted";
 const PATHS: [&str; 2] = ["touch", "store"];

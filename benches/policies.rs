@@ -1,7 +1,7 @@
 //! What a block costs on the two paths of every policy, by Criterion.
 //! `cargo bench --bench policies [-- FILTER]`
 
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvstrata_benches::paths::{BLOCKS, Paths};
 use kvstrata_core::eviction::POLICIES;
 
@@ -14,11 +14,7 @@ fn paths(criterion: &mut Criterion) {
         let mut full = Paths::new(policy, ENTRIES);
         let touch = |bencher: &mut criterion::Bencher<'_>| bencher.iter(|| full.touch());
         group.bench_function("touch", touch);
-        let store = |bencher: &mut criterion::Bencher<'_>| {
-            // Each batch has a tier of its own: a directory grows with every prompt.
-            let new = || Paths::new(policy, ENTRIES);
-            bencher.iter_batched_ref(new, Paths::store, BatchSize::NumIterations(1000));
-        };
+        let store = |bencher: &mut criterion::Bencher<'_>| bencher.iter(|| full.store());
         group.bench_function("store and evict", store);
         group.finish();
     }

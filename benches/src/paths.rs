@@ -31,6 +31,9 @@ pub struct Paths {
     /// By block: its entry.
     entries: Vec<u32>,
     free: Vec<u32>,
+    /// Prompts of which every block is there, and by prompt its place among them.
+    whole: Vec<u32>,
+    places: Vec<u32>,
     requests: u64,
     prompts: u32,
     random: u64,
@@ -55,6 +58,8 @@ impl Paths {
             blocks: vec![ABSENT; entries],
             entries: Vec::new(),
             free: (0..number(entries)).rev().collect(),
+            whole: Vec::new(),
+            places: Vec::new(),
             requests: 0,
             prompts: 0,
             random: 1,
@@ -94,18 +99,13 @@ impl Paths {
         (id, tags)
     }
 
-    /// A request for a prompt that is there: any of them, the first that is found.
+    /// A request for a prompt that is there.
     pub fn touch(&mut self) {
-        let mut prompt = self.draw(self.prompts);
-        let resident = loop {
-            let first = at(prompt * BLOCKS);
-            let own = &self.entries[first..first + at(BLOCKS)];
-            if own.iter().all(|entry| *entry != ABSENT) {
-                break own.iter().map(|entry| EntryId(*entry)).collect::<Vec<_>>();
-            }
-            prompt = (prompt + 1) % self.prompts;
-        };
-        let (id, _) = self.begin(prompt * BLOCKS, &resident);
+        let drawn = self.draw(number(self.whole.len()));
+        let first = self.whole[at(drawn)] * BLOCKS;
+        let own = &self.entries[at(first)..at(first + BLOCKS)];
+        let resident: Vec<EntryId> = own.iter().map(|entry| EntryId(*entry)).collect();
+        let (id, _) = self.begin(first, &resident);
         self.policy.finish(id, None, &resident);
     }
 
@@ -123,8 +123,16 @@ impl Paths {
             let is_done = self.policy.evict(need, class, &|_| false, victims);
             assert!(is_done, "nothing is pinned");
             for victim in &self.victims {
-                self.entries[at(self.blocks[at(victim.0)])] = ABSENT;
+                let block = self.blocks[at(victim.0)];
+                self.entries[at(block)] = ABSENT;
                 self.free.push(victim.0);
+                let place = core::mem::replace(&mut self.places[at(block / BLOCKS)], ABSENT);
+                if place != ABSENT {
+                    self.whole.swap_remove(at(place));
+                    if let Some(moved) = self.whole.get(at(place)) {
+                        self.places[at(*moved)] = place;
+                    }
+                }
             }
         }
         self.entries.resize(at(first + BLOCKS), ABSENT);
@@ -136,6 +144,8 @@ impl Paths {
             self.policy.insert(EntryId(entry), *tag, PLACEMENT);
             resident.push(EntryId(entry));
         }
+        self.places.push(number(self.whole.len()));
+        self.whole.push(first / BLOCKS);
         resident.reverse();
         self.policy.finish(id, None, &resident);
     }
