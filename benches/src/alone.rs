@@ -1,6 +1,8 @@
 //! An engine without the tier, with the checksum that the tier would compute for each row.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvstrata_core::error::Result;
@@ -13,13 +15,14 @@ use kvstrata_core::io::{
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::Access;
-use kvstrata_testkit::Completions;
 
 use crate::check::Check;
 use crate::count;
 use crate::ground::{FILE_NAME, Ground, Move};
 use crate::measure::Pass;
 
+/// Bytes whose checksums are computed before the tier hands them to its engine.
+const HAND_OVER_BYTES: usize = 1 << 20;
 const PASS_TIME_MAX: Duration = Duration::from_mins(10);
 
 /// Which engine.
@@ -44,8 +47,8 @@ pub fn run(
     moves: &[Move],
 ) -> Result<Option<Pass>> {
     let check = Check::new(&ground.arena, row_bytes)?;
-    let completions = Completions::default();
-    let sink = sink(&completions, &check, direction);
+    let (countdown, end) = Countdown::new(moves.len());
+    let sink = sink(countdown, &check, direction);
     let engine = start(ground, kind, sink)?;
     let operations = operations(ground, direction, row_bytes, moves);
     let mut good = false;
@@ -53,26 +56,61 @@ pub fn run(
         if direction == Direction::Read {
             engine.submit(operations);
         } else {
+            let mut summed = Vec::new();
             for operation in operations {
                 let slot = operation.segments.first().map_or(0, |part| part.offset);
                 check.row(slot);
-                engine.submit(vec![operation]);
+                summed.push(operation);
+                if summed.len() * row_bytes >= HAND_OVER_BYTES {
+                    engine.submit(core::mem::take(&mut summed));
+                }
             }
+            engine.submit(summed);
         }
-        let done = completions.wait(moves.len(), PASS_TIME_MAX);
-        good = done.len() == moves.len() && done.iter().all(|one| one.result.is_ok());
+        good = end.recv_timeout(PASS_TIME_MAX) == Ok(true);
     });
     Ok((good && engine.shutdown(PASS_TIME_MAX)).then_some(pass))
 }
 
-fn sink(completions: &Completions, check: &Check, direction: Direction) -> CompletionSink {
-    let (collect, check) = (completions.sink(), check.clone());
+/// Operations that have not completed. The thread that waits is woken once, as a caller that polls
+/// is not woken at all.
+struct Countdown {
+    left: AtomicUsize,
+    failed: AtomicBool,
+    end: Mutex<Sender<bool>>,
+}
+
+impl Countdown {
+    fn new(count: usize) -> (Self, Receiver<bool>) {
+        let (end, ended) = channel();
+        let countdown = Self {
+            left: AtomicUsize::new(count),
+            failed: AtomicBool::new(false),
+            end: Mutex::new(end),
+        };
+        (countdown, ended)
+    }
+
+    fn note(&self, good: bool) {
+        if !good {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody waits any more: the pass took too long.
+            let _ = end.send(!self.failed.load(Ordering::Relaxed));
+        }
+    }
+}
+
+fn sink(countdown: Countdown, check: &Check, direction: Direction) -> CompletionSink {
+    let check = check.clone();
     Arc::new(move |completion: Completion| {
         if direction == Direction::Read {
             let slot = completion.operation.segments.first();
             check.row(slot.map_or(0, |part| part.offset));
         }
-        collect(completion);
+        countdown.note(completion.result.is_ok());
     })
 }
 

@@ -86,6 +86,8 @@ class TierBelow:
         self._residency = Residency(self.medium, self.locality, self.name, wanted=self.wants_events)
         self.skipped_stores = 0
         self._dropped: dict[bytes, None] = {}
+        # Jobs that store a row in this epoch.
+        self._storing: dict[bytes, int] = {}
 
     @guarded(lambda: None)
     def observe(self, name: str, keys: list[Any], known: dict[str, Any]) -> None:
@@ -101,12 +103,15 @@ class TierBelow:
         """Those of a request's keys whose rows the tier did not take when they were offered."""
         return [key for key in keys if key in self._dropped] if self._dropped else []
 
-    def takes_stores(self) -> bool:
-        """Whether it is not too far behind."""
-        if self._store_bytes < self.store_bytes_max:
-            return True
-        self.skipped_stores += 1
-        return False
+    def wanted(self, keys: list[bytes]) -> list[bytes]:
+        """Those of the keys whose rows it is to be given now.
+
+        None when it is too far behind, and none that a job is storing.
+        """
+        if self._store_bytes >= self.store_bytes_max:
+            self.skipped_stores += 1
+            return []
+        return [key for key in keys if key not in self._storing] if self._storing else keys
 
     def store(self, slots: Slots) -> None:
         """Start to store rows."""
@@ -129,7 +134,9 @@ class TierBelow:
             self._refused.append(Ended(is_load, slots, tuple(range(len(slots.keys))), ()))
             return
         self._jobs[job_id] = (is_load, slots)
-        self._store_bytes += 0 if is_load else slots.size
+        if not is_load:
+            self._store_bytes += slots.size
+            self._storing |= dict.fromkeys(slots.keys, job_id)
 
     def poll(self) -> list[Ended]:
         """Jobs that ended since the last call."""
@@ -148,8 +155,10 @@ class TierBelow:
         if job is None:
             return None
         is_load, slots = job
-        self._store_bytes -= 0 if is_load else slots.size
         outcomes: list[str] = result.outcomes
+        if not is_load:
+            self._store_bytes -= slots.size
+            self._note_stored(int(result.job_id), slots.keys, outcomes)
         if self.wants_events:
             wanted = _GONE if is_load else _STORED
             rows = zip(slots.keys, outcomes, strict=True)
@@ -158,15 +167,17 @@ class TierBelow:
             )
         if result.success and not result.busy:
             return Ended(is_load, slots, (), ())
-        if not is_load:
-            self._note_dropped(slots.keys, outcomes)
         for position in result.busy:
             self._busy[slots.handles[position]] = slots.offsets[position]
         lost = tuple(at for at, outcome in enumerate(outcomes) if outcome not in _GOOD)
         return Ended(is_load, slots, lost, tuple(map(int, result.busy)))
 
-    def _note_dropped(self, keys: tuple[bytes, ...], outcomes: list[str]) -> None:
+    def _note_stored(self, job_id: int, keys: tuple[bytes, ...], outcomes: list[str]) -> None:
         for key, outcome in zip(keys, outcomes, strict=True):
+            # After a reset another job may store it, and how this one ended says nothing any more.
+            if self._storing.get(key) != job_id:
+                continue
+            del self._storing[key]
             if outcome == "dropped":
                 if len(self._dropped) >= _DROPPED_MAX:
                     del self._dropped[next(iter(self._dropped))]
@@ -200,6 +211,7 @@ class TierBelow:
     def reset(self) -> bool:
         """Hide every row for good. `False`: not recorded, and nothing is served until it is."""
         self._dropped.clear()
+        self._storing.clear()
         return bool(self.native.reset())
 
     @guarded(lambda: None)

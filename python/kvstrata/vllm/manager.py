@@ -264,8 +264,8 @@ class KVStrataManager(OffloadingManager):
             self._cascade(tier, ready)
 
     def _cascade(self, tier: TierBelow, keys: list[bytes]) -> None:
-        if keys and self._book is not None and tier.takes_stores():
-            tier.store(Slots(*self._book.hold(keys)))
+        if self._book is not None and keys and (wanted := tier.wanted(keys)):
+            tier.store(Slots(*self._book.hold(wanted)))
 
     @guarded(lambda: None)
     def rows_refused(self, keys: Iterable[bytes]) -> None:

@@ -621,3 +621,29 @@ def test_any_order_of_calls_leaves_no_slot_in_use_and_gives_no_wrong_bytes(
     stack.settle()
     assert stack.in_use() == 0
     assert stack.cpu.stats()["orphaned_rows"] == 0
+
+
+def test_how_a_store_ended_says_nothing_of_the_store_of_that_row_after_a_reset(
+    hanging: tuple[Stack, Hanging],
+) -> None:
+    stack, tier = hanging
+    (below,) = stack.manager.secondary_tiers
+    keys = keys_of([1, 2])
+    stack.store(keys)
+    assert below.wanted([*keys, *keys_of([3])]) == keys_of([3]), "stored twice at a time"
+    stack.manager.reset_cache()
+    assert below.reset()
+    stack.store(keys)
+    assert [set(job[2]) for job in tier.jobs] == [set(keys)] * 2
+    tier.end(["dropped"] * 2)
+    stack.step()
+    assert below.offered_again(keys) == [], "the later job stores them"
+    assert below.wanted(keys) == []
+    tier.end(["ok", "dropped"])
+    stack.step()
+    (dropped,) = below.offered_again(keys)
+    assert below.wanted(keys) == keys
+    stack.store(keys_of([3]))
+    assert below.offered_again(keys) == [dropped]
+    tier.end(["ok"])
+    stack.step()

@@ -118,8 +118,8 @@ def test_a_tier_that_wants_whole_requests_gets_rows_that_were_there_before_them(
         def __init__(self) -> None:
             self.stored: list[Any] = []
 
-        def takes_stores(self) -> bool:
-            return True
+        def wanted(self, keys: list[Any]) -> list[Any]:
+            return keys
 
         def store(self, slots: Any) -> None:
             self.stored.append(list(slots.keys))

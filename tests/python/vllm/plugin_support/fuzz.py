@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,10 @@ class Fuzz:
         self.reference = Reference(engine, natives)
         engine.watch = self.reference
         self.seen: Counter[str] = Counter()
+        # Tracebacks of exceptions that were held back and that nobody planted.
+        self.unplanted: list[str] = []
+        for owner in (engine.manager, *engine.tiers):
+            owner.faults.record = self._noting(owner.faults.record)
         for number, one in enumerate([*natives, *engine.holds]):
             one.chance = random.Random(seed * 100 + number)
         self.documents = [
@@ -226,6 +231,14 @@ class Fuzz:
             self.settle: 3,
         }
         self.kinds, self.weights = list(kinds), list(kinds.values())
+
+    def _noting(self, inner: Callable[..., None]) -> Callable[..., None]:
+        def record(where: str, error: BaseException) -> None:
+            if not str(error).startswith("planted in "):
+                self.unplanted.append("".join(traceback.format_exception(error)))
+            inner(where, error)
+
+        return record
 
     def run(self, events: int) -> None:
         self.change_workers()
@@ -315,10 +328,12 @@ class Fuzz:
         for hold in self.engine.holds:
             hold.held = min(hold.held, 0.5)
         deadline = time.monotonic() + SETTLE_SECONDS
-        while not self.engine.is_idle:
+        # Slots that the kernel keeps beyond their job's end keep no engine awake.
+        while not self.engine.is_idle or any(native.busy for native in self.natives):
             self.step()
             time.sleep(0.0005)
             assert time.monotonic() < deadline, f"never idle: {self._left()}"
+        self.step()  # those given back in the last step are taken up in the next
         self.check_nothing_is_left()
         for native, (hanging, raising) in zip(self.natives, before, strict=True):
             native.hanging, native.raising = hanging, raising
@@ -346,6 +361,7 @@ class Fuzz:
         assert stats["rows"] == len(self.reference.listed), "events and rows differ"
         assert not self.reference.storing
         assert not self.reference.used
+        assert not self.unplanted, self.unplanted[0]
         faults = [self.engine.manager.faults.total, *(t.faults.total for t in self.engine.tiers)]
         planted = [native.planted for native in self.natives]
         assert sum(faults) == sum(planted), f"faults {faults}, planted {planted}"

@@ -23,11 +23,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from plugin_support.exact_engine import folder_of
 from plugin_support.flaky_tier import FlakyTier
+from plugin_support.flat_rope import flatten_rope
 from plugin_support.held_worker import HeldWorker
 
 BLOCK = 32
 REQUESTS = 32
 BLOCKS = {"llama": 90, "gemma3": 240, "lfm2": 240}
+# Far less than what is stored: loads come from below.
+CPU_BYTES = {"llama": "4MiB", "gemma3": "4MiB", "lfm2": "1MiB"}
 # How long a request waits for a tier that hangs, instead of our own default.
 WAIT_S = 1.0
 
@@ -55,6 +58,7 @@ class Engine:
         self.natives = spy_on_tiers()
         more: dict[str, Any] = {}
         if shape == "lfm2":
+            flatten_rope()
             more = {"mamba_cache_mode": "align", "enable_prefix_caching": True}
         tiers = []
         for name in ("near", "far"):
@@ -79,8 +83,7 @@ class Engine:
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {
-                    # Far less than what is stored: loads come from below.
-                    "cpu_bytes_to_use": "4MiB",
+                    "cpu_bytes_to_use": CPU_BYTES[shape],
                     "tiers": tiers,
                     "load_wait_s": WAIT_S,
                 },
