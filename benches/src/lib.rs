@@ -8,6 +8,7 @@ pub mod fio;
 pub mod floor;
 pub mod ground;
 pub mod measure;
+pub mod paths;
 pub mod raw;
 pub mod raw_ring;
 pub mod replayed;

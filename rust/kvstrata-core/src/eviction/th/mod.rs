@@ -25,15 +25,18 @@ use super::order::Place;
 use super::request::{Arrival, Context, EndedKey, RequestId, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
-/// Keys the directory knows for each entry at most, where nothing else is said.
+/// Keys the directory knows at most, where nothing else is said: so many, or so many for each entry
+/// if those are more.
+const DIRECTORY_MAX: usize = 1 << 22;
 const DIRECTORY_FACTOR: usize = 8;
-/// Keys it may know in any case.
+/// Keys up to which it forgets none, however long ago they were used.
 const DIRECTORY_MIN: usize = 1 << 16;
 /// Entries without a request that form a run.
 const STRAY_RUN: u32 = 64;
 /// Depth of the first of them; others come before it.
 const STRAY_DEPTH: u32 = 1 << 20;
-/// Ticks of the horizon of [`EvictionPolicy::reuse_probability`].
+/// Ticks of the horizon of [`EvictionPolicy::reuse_probability`], and after which a ghost is
+/// forgotten.
 const HOUR: u32 = 3600 * TICKS_PER_SECOND;
 
 /// The policy; see the module.
@@ -75,12 +78,13 @@ impl Default for Th {
 }
 
 impl Th {
-    /// A policy without entries whose directory has eight keys for each entry.
+    /// A policy without entries whose directory has the keys of the last hour.
     pub fn new() -> Self {
         Self::with_directory(None)
     }
 
-    /// A policy whose directory has at most so many keys, and the resident ones in any case.
+    /// A policy whose directory has at most so many keys, however old, and the resident ones in any
+    /// case; `None`: those of the last hour, up to four million or eight for each entry.
     pub fn with_directory(blocks_max: Option<usize>) -> Self {
         Self {
             tree: Tree::default(),
@@ -235,12 +239,30 @@ impl Th {
         number
     }
 
+    /// Keys that the directory may know.
+    fn directory_max(&self) -> usize {
+        self.directory_max.unwrap_or_else(|| {
+            let all = self.entries_max.saturating_mul(DIRECTORY_FACTOR);
+            all.max(DIRECTORY_MAX)
+        })
+    }
+
+    /// Forgets runs of ghosts that were not used for an hour, where no number of keys is given.
+    fn forget_old(&mut self) {
+        while self.directory_max.is_none()
+            && self.tree.len() > DIRECTORY_MIN
+            && let Some(number) = self.queues.oldest_dead()
+            && let Some(run) = self.tree.run(number)
+            && self.now.saturating_sub(run.last) >= HOUR
+        {
+            self.tree.prefetch_ghosts_beside(number);
+            self.trim_end(number);
+        }
+    }
+
     /// Forgets ghosts until the directory is as small as it has to be.
     fn trim(&mut self) {
-        let most = self.directory_max.unwrap_or_else(|| {
-            let all = self.entries_max.saturating_mul(DIRECTORY_FACTOR);
-            all.max(DIRECTORY_MIN)
-        });
+        let most = self.directory_max();
         let mut trimmed = false;
         while self.tree.len() > most.max(self.ledger.len()) {
             let Some(run) = self.queues.oldest_dead() else {
@@ -320,6 +342,7 @@ impl EvictionPolicy for Th {
 
     fn observe(&mut self, arrival: &Arrival<'_>, _resident: &[EntryId]) {
         self.request(arrival.class, arrival.tags, &arrival.context);
+        self.forget_old();
         self.trim();
     }
 
@@ -330,6 +353,7 @@ impl EvictionPolicy for Th {
     fn ended(&mut self, class: Class, keys: &[EndedKey]) {
         let tags: Vec<Tag> = keys.iter().map(|key| key.tag).collect();
         self.request(class, &tags, &Context::default());
+        self.forget_old();
         self.trim();
     }
 
