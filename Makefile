@@ -8,7 +8,7 @@ ENV := scripts/env.sh
 BENCH = mkdir -p "$${KVSTRATA_BENCH_DIR:=$(CURDIR)/.cache/bench}"; export KVSTRATA_BENCH_DIR; \
 	cargo bench --locked -p kvstrata-benches --bench
 
-.PHONY: help env wheel wheel-release demo demo-s3 lint format test test-rust test-places test-python test-long bench bench-recovery bench-manager bench-objects bench-lookups clean distclean
+.PHONY: help env wheel wheel-release demo demo-s3 lint format test test-rust test-places test-python test-long bench bench-recovery bench-manager bench-objects bench-lookups bench-policy bench-instructions clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -69,6 +69,13 @@ bench-lookups: ## Lookups in a bucket of a million rows: time on the caller's th
 bench-manager: ## Time in the offloading manager's methods, beside vLLM's manager on the same calls
 	@$(ENV) tools vllm wheel
 	@VLLM_TARGET_DEVICE=cpu .venv/bin/python benches/python/manager_cost.py $(BENCH_ARGS)
+
+bench-policy: ## Time in the cache policy of vLLM's CPU manager, beside vLLM's own on the same calls
+	@$(ENV) tools vllm wheel
+	@VLLM_TARGET_DEVICE=cpu .venv/bin/python benches/python/policy_cost.py $(BENCH_ARGS)
+
+bench-instructions: ## Instructions that a block takes under each policy, counted by valgrind
+	@cargo bench --locked --quiet -p kvstrata-benches --bench instructions
 
 clean: ## Remove what was built; .venv stays
 	rm -rf target dist .cache/pytest .cache/mypy .cache/reports .ruff_cache .hypothesis

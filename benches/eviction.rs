@@ -1,11 +1,13 @@
-//! What a block access costs under each policy with a million entries, evictions included, and how
-//! much memory it takes. `cargo bench --bench eviction [-- POLICY,... [TRACE [ENTRIES]]]`
+//! What a block access costs under each policy with a million entries, evictions included and where
+//! all is found, how much memory it takes, and what the machine takes for a look at a random place.
+//! `cargo bench --bench eviction [-- POLICY,... [TRACE [ENTRIES]]]`
 
 use kvstrata_benches::replayed::{Replayed, Workload};
-use kvstrata_benches::say;
+use kvstrata_benches::{floor, say};
 
-/// Policies whose directory is to be full before anything is measured see so many rounds first.
-const ROUNDS_BEFORE: usize = 2;
+/// Rounds that policies see before anything is measured: directories are to be full, and entries that
+/// come after each other are to be scattered, as they are in a tier that has run for long.
+const ROUNDS_BEFORE: usize = 4;
 const ENTRIES: usize = 1_000_000;
 
 fn main() {
@@ -18,18 +20,39 @@ fn main() {
     let policies = argument(0, "fifo,lru,s3fifo,arc_vllm,th");
     let trace = argument(1, "mc_conv");
     let entries = argument(2, "").parse().unwrap_or(ENTRIES);
-    let workload = Workload::of_trace(&trace, entries);
     say(&format!(
-        "{trace}: {} requests, {} accesses, {} blocks a round; {entries} entries",
+        "a look at one of {entries} lines of memory: {}",
+        floor::measure(entries)
+    ));
+    say(
+        "fifo is what driving a policy costs, which is in all figures. Nanoseconds of processor time.",
+    );
+    let workload = Workload::of_trace(&trace, entries);
+    report(
+        &format!("{trace}, with evictions"),
+        &policies,
+        entries,
+        &workload,
+    );
+    let workload = workload.that_fit(entries);
+    report(
+        &format!("{trace}, hits alone"),
+        &policies,
+        entries,
+        &workload,
+    );
+}
+
+fn report(name: &str, policies: &str, entries: usize, workload: &Workload) {
+    say(&format!(
+        "{name}: {} requests a round, {} accesses; {entries} entries",
         workload.requests(),
         workload.accesses(),
-        workload.unique()
     ));
-    say("fifo is what driving a policy costs. Nanoseconds of processor time.");
     for policy in policies.split(',') {
-        let mut replayed = Replayed::new(policy, entries, &workload);
+        let mut replayed = Replayed::new(policy, entries, workload);
         replayed.run(ROUNDS_BEFORE * workload.requests());
-        let measured = replayed.measure(workload.requests() / 2);
-        say(&format!("{policy:10} {measured}"));
+        let measured = replayed.measure(workload.requests());
+        say(&format!("  {policy:10} {measured}"));
     }
 }

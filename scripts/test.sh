@@ -183,7 +183,7 @@ group_engine() {
 
 group_long() {
     step "stubs are as generated" scripts/stubs.sh --check
-    step "environment: all" scripts/env.sh tools vllm servers wheel
+    step "environment: all" scripts/env.sh tools vllm sources servers wheel
     step "rust tests without debug assertions" env KVSTRATA_TEST_CRASH_STEP=1 \
         cargo test --locked --quiet --workspace --exclude kvstrata-py --profile testrelease \
         -- --include-ignored
@@ -191,6 +191,8 @@ group_long() {
     step "address sanitizer" scripts/sanitizer.sh address
     step "thread sanitizer" scripts/sanitizer.sh thread
     step "pytest slow" run_pytest -m "slow and not gpu" tests/python
+    step "pytest slow vLLM 0.33" with_vllm 0.33 "$VLLM_NEXT_DIR" \
+        -m slow tests/python/vllm/test_policy_equality.py
 }
 
 rm -rf "$REPORTS"

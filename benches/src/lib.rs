@@ -5,8 +5,10 @@
 pub mod alone;
 pub mod check;
 pub mod fio;
+pub mod floor;
 pub mod ground;
 pub mod measure;
+pub mod paths;
 pub mod raw;
 pub mod raw_ring;
 pub mod replayed;

@@ -45,6 +45,8 @@ pub struct Workload {
     unique: usize,
     /// Milliseconds from the first request to the last.
     span: u64,
+    /// Whether the blocks of a round are those of the round before.
+    is_repeated: bool,
 }
 
 fn number(count: usize) -> u32 {
@@ -68,6 +70,7 @@ impl Workload {
             tags: Vec::new(),
             unique: copies * usize::try_from(trace.unique_blocks).expect("small"),
             span: trace.requests.last().map_or(0, |last| last.milliseconds),
+            is_repeated: false,
         };
         for request in &trace.requests {
             for copy in 0..number(copies) {
@@ -89,19 +92,40 @@ impl Workload {
         own
     }
 
+    /// The same requests for whose blocks a tier of this many has room, in the order of their first use:
+    /// once it has seen them, it finds all there is.
+    #[must_use]
+    pub fn that_fit(mut self, entries: usize) -> Self {
+        let mut seen = vec![false; self.unique];
+        let mut room = entries;
+        let blocks = &self.blocks;
+        self.requests.retain(|request| {
+            let own = &blocks[request.first..request.end];
+            let mut new: Vec<u32> = own.iter().copied().filter(|one| !seen[at(*one)]).collect();
+            new.sort_unstable();
+            new.dedup();
+            let fits = new.len() <= room;
+            if fits {
+                room -= new.len();
+                for one in &new {
+                    seen[at(*one)] = true;
+                }
+            }
+            fits
+        });
+        self.is_repeated = true;
+        self
+    }
+
     /// Number of requests.
     pub const fn requests(&self) -> usize {
         self.requests.len()
     }
 
     /// Number of block accesses.
-    pub const fn accesses(&self) -> usize {
-        self.blocks.len()
-    }
-
-    /// Number of different blocks.
-    pub const fn unique(&self) -> usize {
-        self.unique
+    pub fn accesses(&self) -> usize {
+        let lengths = self.requests.iter().map(|one| one.end - one.first);
+        lengths.sum()
     }
 }
 
@@ -199,16 +223,26 @@ impl<'a> Replayed<'a> {
         }
     }
 
+    /// The round whose blocks this one has.
+    const fn blocks_of(&self) -> u32 {
+        if self.workload.is_repeated {
+            0
+        } else {
+            self.round
+        }
+    }
+
     fn request(&mut self, id: usize) {
         let request = &self.workload.requests[id];
-        let base = self.round % ROUNDS * number(self.workload.unique);
+        let round = self.blocks_of();
+        let base = round % ROUNDS * number(self.workload.unique);
         let blocks = &mut self.blocks;
         blocks.clear();
         let own = &self.workload.blocks[request.first..request.end];
         blocks.extend(own.iter().map(|block| block + base));
         let tags = &mut self.tags;
         tags.clear();
-        let flip = u64::from(self.round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let flip = u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let own = &self.workload.tags[request.first..request.end];
         tags.extend(own.iter().map(|tag| Tag(tag.0 ^ flip)));
         self.resident.clear();
@@ -323,7 +357,7 @@ impl Replayed<'_> {
 }
 
 /// Processor time of this thread so far: other programs do not count.
-fn processor() -> Duration {
+pub(crate) fn processor() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let nanoseconds = u32::try_from(now.tv_nsec).expect("below a second");
     Duration::new(u64::try_from(now.tv_sec).expect("positive"), nanoseconds)

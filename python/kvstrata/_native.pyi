@@ -31,39 +31,43 @@ Version of this build.
 class CacheOrder:
     """The order in which chunks go.
 
-    Keys are known by the number of their chunk, which must be different for each key that is
-    there.
+    Of keys that are inserted in a row with ``tail_first`` the last is the oldest. ``chunks``: what
+    is there, by key. ``kept`` and ``freed``: append a key that is to stay from now on, and one that
+    may go again, as often as it was kept.
     """
-    def __new__(cls, /, policy: str, capacity: SupportsIndex) -> CacheOrder:
+    def __new__(cls, /, policy: str, capacity: SupportsIndex, tail_first: bool) -> CacheOrder:
         """An empty order for so many chunks.
 
         Raises ``ConfigError`` for a policy that is not known.
         """
+    @property
+    def chunks(self, /) -> Any: ...
     def end(self, /, keys: SupportsGetItem[int, Any], stored: Any, used: Any) -> None:
         """Says that a request has ended that had these keys, in token order.
 
         It stored some of them and used others.
         """
-    def evict(self, /, count: SupportsIndex, protected: Any) -> list[Any] | None:
-        """Takes out exactly ``count`` keys that may go and are not protected, coldest first.
+    def evict(self, /, n: SupportsIndex, protected: Any) -> list[Any] | None:
+        """Takes out exactly ``n`` keys that may go and are not protected, coldest first.
 
-        Where there are fewer, none is taken out, and it returns ``None``.
+        They are returned with their chunks. Where there are fewer, none is taken out, and it
+        returns ``None``.
         """
-    def free(self, /, key: Any) -> None:
-        """Lets a key go from now on."""
-    def insert(self, /, key: Any, number: SupportsIndex, free: bool, tail_first: bool) -> None:
-        """Adds a key; ``free`` says whether it may go.
-
-        Of keys added in a row with ``tail_first`` the last is the oldest.
-        """
-    def keep(self, /, key: Any) -> None:
-        """Keeps a key until it is freed."""
+    @property
+    def freed(self, /) -> Any: ...
+    def insert(self, /, key: Any, chunk: Any, req_context: Any | None = None) -> None:
+        """Adds a key with its chunk. Of the request nothing is used."""
+    @property
+    def kept(self, /) -> Any: ...
     def memory_bytes(self, /) -> int:
         """Bytes of memory of the policy."""
     def miss(self, /, keys: SupportsGetItem[int, Any]) -> None:
         """Says that keys, in token order, are not there and are about to be inserted."""
     def remove(self, /, key: Any) -> None:
-        """Forgets a key."""
+        """Forgets a key.
+
+        Raises ``KeyError`` if it is not there.
+        """
     def touch(self, /, keys: SupportsGetItem[int, Any]) -> None:
         """Counts an access to keys in token order; those that are not there are passed."""
 
@@ -220,40 +224,35 @@ class JobResult:
 class LruOrder:
     """The order of vLLM's LRU, in its place.
 
-    Keys are known by the number of their chunk, which must be different for each key that is
-    there.
+    ``chunks``: what is there, by key. ``kept`` and ``freed``: append a key that is to stay from now
+    on, and one that may go again, as often as it was kept.
     """
     def __new__(cls, /, capacity: SupportsIndex) -> LruOrder:
         """An empty order for so many chunks."""
-    def evict(self, /, count: SupportsIndex, protected: Any) -> list[Any] | None:
-        """Takes out exactly ``count`` keys that may go and are not protected, coldest first.
+    def access(self, /, keys: Any, req_context: Any) -> None:
+        """Gives keys their places in a request, unless they have later ones."""
+    @property
+    def chunks(self, /) -> Any: ...
+    def evict(self, /, n: SupportsIndex, protected: Any) -> list[Any] | None:
+        """Takes out exactly ``n`` keys that may go and are not protected, coldest first.
 
-        Where there are fewer, none is taken out, and it returns ``None``.
+        They are returned with their chunks. Where there are fewer, none is taken out, and it
+        returns ``None``.
         """
-    def free(self, /, key: Any) -> None:
-        """Lets a key go from now on."""
-    def insert(
-        self,
-        /,
-        key: Any,
-        number: SupportsIndex,
-        free: bool,
-        rank: SupportsIndex = 0,
-        position: SupportsIndex | None = None,
-    ) -> None:
-        """Adds a key; ``free`` says whether it may go.
+    @property
+    def freed(self, /) -> Any: ...
+    def insert(self, /, key: Any, chunk: Any, req_context: Any | None = None) -> None:
+        """Adds a key with its chunk: the latest of all, or where the request has a place for it.
 
-        With a position in its request it has the request's rank, without one it is the latest of
-        all.
+        vLLM 0.32 tells of no request.
         """
-    def keep(self, /, key: Any) -> None:
-        """Keeps a key until it is freed."""
-    def next_rank(self, /) -> int:
-        """The next rank, of a request that begins."""
-    def raise_to(self, /, key: Any, rank: SupportsIndex, position: SupportsIndex) -> None:
-        """Gives a key the rank of a request, unless it has a later one."""
+    @property
+    def kept(self, /) -> Any: ...
     def remove(self, /, key: Any) -> None:
-        """Forgets a key."""
+        """Forgets a key.
+
+        Raises ``KeyError`` if it is not there.
+        """
     def touch(self, /, keys: SupportsGetItem[int, Any]) -> None:
         """Makes keys, in token order, the latest ones; those that are not there are passed."""
 
@@ -534,6 +533,9 @@ class Trace:
         blocks.
         """
     @property
+    def requested(self, /) -> int:
+        """Number of blocks that all requests ask for."""
+    @property
     def requests(self, /) -> int:
         """Number of requests."""
     @property
@@ -637,8 +639,8 @@ def open_tier(
       0.05. Nothing is known before requests were observed, and then everything is stored.
       ``store_threshold``: requests that must have had a key before its row is stored; 1. It is
       counted for ``tracked_keys`` keys; 64,000. Such stores end as ``"dropped"``.
-    * ``directory``: keys that what predicts this knows at most: eight for each row with the policy
-      ``"th"``, else 262,144.
+    * ``directory``: keys that what predicts this knows at most, however old; else those of the last
+      hour, up to 4,194,304 or, with the policy ``"th"``, eight for each row.
 
     For directories alone:
 

@@ -5,7 +5,8 @@ ended: ``{"t": seconds since 1970, "o": output tokens, "h": 0 unknown, 1 tool us
 "r": [first, count, ...], "d": "digests"}``. Blocks have the numbers of this file, from 0 on in the
 order of first use; ``d`` has the digests of those that are new in this line, 16 hexadecimal digits
 each. A digest is keyed with the ``salt`` of its directory: without it nobody can tell whether a
-prompt is in a recording, and recordings of one directory can be merged.
+prompt is in a recording, and recordings of one directory can be merged. The header says by a digest
+which salt it was: digests under different salts say nothing of each other.
 """
 
 from __future__ import annotations
@@ -67,13 +68,19 @@ def create(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
+def salt_name(salt: bytes) -> str:
+    """What tells a salt from others, and does not tell it."""
+    return hashlib.blake2b(salt, digest_size=DIGEST_BYTES, person=b"kvrecord salt").hexdigest()
+
+
 class Encoder:
     """Turns requests into the lines of one file."""
 
     def __init__(self, salt: bytes, block_tokens: int, began: float) -> None:
         self._salt = salt
         self._numbers: dict[bytes, int] = {}
-        self.header = _line({"format": FORMAT, "block_tokens": block_tokens, "began": began})
+        header = {"format": FORMAT, "block_tokens": block_tokens, "began": began}
+        self.header = _line({**header, "salt": salt_name(salt)})
 
     @property
     def blocks(self) -> int:

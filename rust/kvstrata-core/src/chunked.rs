@@ -1,28 +1,22 @@
 //! A vector in pieces of one size: growing moves nothing and wastes little, so it takes no time
 //! that grows with what is there, and no memory for what may come.
 
-/// Elements of a piece, as a power of two.
+/// Elements of a piece, as a power of two, where nothing else is said.
 const CHUNK_BITS: u32 = 14;
 /// Elements of a piece.
 pub(crate) const CHUNK: usize = 1 << CHUNK_BITS;
 
-/// Elements numbered from 0 by `u32`; see the module.
+/// Elements numbered from 0 by `u32`, two to the power of `BITS` in a piece; see the module.
 #[derive(Debug)]
-pub(crate) struct Chunked<T> {
+pub(crate) struct Chunked<T, const BITS: u32 = CHUNK_BITS> {
     /// All are full but the last.
     chunks: Vec<Vec<T>>,
 }
 
-impl<T> Default for Chunked<T> {
+impl<T, const BITS: u32> Default for Chunked<T, BITS> {
     fn default() -> Self {
         Self { chunks: Vec::new() }
     }
-}
-
-/// Which piece an element is in, and where in it.
-fn split(number: u32) -> (usize, usize) {
-    let wide = usize::try_from(number).unwrap_or(usize::MAX);
-    (wide >> CHUNK_BITS, wide & (CHUNK - 1))
 }
 
 impl<T> Chunked<T> {
@@ -32,33 +26,43 @@ impl<T> Chunked<T> {
         debug_assert!(chunks.iter().rev().skip(1).all(|one| one.len() == CHUNK));
         Self { chunks }
     }
+}
+
+impl<T, const BITS: u32> Chunked<T, BITS> {
+    const PIECE: usize = 1 << BITS;
+
+    /// Which piece an element is in, and where in it.
+    fn split(number: u32) -> (usize, usize) {
+        let wide = usize::try_from(number).unwrap_or(usize::MAX);
+        (wide >> BITS, wide & (Self::PIECE - 1))
+    }
 
     /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         let full = self.chunks.len().saturating_sub(1);
         self.chunks
             .last()
-            .map_or(0, |last| full * CHUNK + last.len())
+            .map_or(0, |last| full * Self::PIECE + last.len())
     }
 
     /// An element.
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
-        let (chunk, at) = split(number);
+        let (chunk, at) = Self::split(number);
         self.chunks.get(chunk)?.get(at)
     }
 
     /// An element, to change it.
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
-        let (chunk, at) = split(number);
+        let (chunk, at) = Self::split(number);
         self.chunks.get_mut(chunk)?.get_mut(at)
     }
 
     /// Adds an element at the end.
     pub(crate) fn push(&mut self, element: T) {
         match self.chunks.last_mut() {
-            Some(last) if last.len() < CHUNK => last.push(element),
+            Some(last) if last.len() < Self::PIECE => last.push(element),
             _ => {
-                let mut chunk = Vec::with_capacity(CHUNK);
+                let mut chunk = Vec::with_capacity(Self::PIECE);
                 chunk.push(element);
                 self.chunks.push(chunk);
             }
@@ -83,7 +87,7 @@ mod tests {
 
     #[test]
     fn elements_keep_their_numbers_over_the_ends_of_pieces() {
-        let mut numbers = Chunked::default();
+        let mut numbers = Chunked::<u32>::default();
         let count = u32::try_from(CHUNK * 2 + 3).unwrap();
         for number in 0..count {
             numbers.push(number);

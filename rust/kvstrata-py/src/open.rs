@@ -247,8 +247,8 @@ fn open(
 ///   0.05. Nothing is known before requests were observed, and then everything is stored.
 ///   ``store_threshold``: requests that must have had a key before its row is stored; 1. It is
 ///   counted for ``tracked_keys`` keys; 64,000. Such stores end as ``"dropped"``.
-/// * ``directory``: keys that what predicts this knows at most: eight for each row with the policy
-///   ``"th"``, else 262,144.
+/// * ``directory``: keys that what predicts this knows at most, however old; else those of the last
+///   hour, up to 4,194,304 or, with the policy ``"th"``, eight for each row.
 ///
 /// For directories alone:
 ///

@@ -43,6 +43,12 @@ impl Trace {
         self.0.unique_blocks
     }
 
+    /// Number of blocks that all requests ask for.
+    #[getter]
+    fn requested(&self) -> u64 {
+        self.0.requested()
+    }
+
     /// Tokens of a block.
     #[getter]
     fn block_tokens(&self) -> u32 {

@@ -93,6 +93,31 @@ def test_engines_that_start_together_share_the_salt_and_leave_nothing_else(tmp_p
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["salt"]
 
 
+def test_recordings_under_different_salts_do_not_become_one_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = record(tmp_path / "one", [(0.0, hashes("same", 2), 1, None)])
+    other = record(tmp_path / "other", [(1.0, hashes("same", 2), 1, None)])
+    out = tmp_path / "t.jsonl"
+    assert entry.main(["record", str(one), str(other), "--out", str(out)]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert str(other) in told
+    assert f"its salt is not that of {one}" in told
+    assert not out.exists()
+    for salt in (path.parent / "salt" for path in (one, other)):
+        assert salt.read_bytes().hex() not in one.read_text() + other.read_text()
+
+
+def test_recordings_that_were_copied_with_their_salt_become_one_trace(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", [(0.0, hashes("same", 2), 1, None)])
+    (tmp_path / "other").mkdir(mode=0o700)
+    (tmp_path / "other" / "salt").write_bytes((tmp_path / "one" / "salt").read_bytes())
+    other = record(tmp_path / "other", [(1.0, hashes("same", 2), 1, None)])
+    out = tmp_path / "t.jsonl"
+    assert entry.main(["record", str(one), str(other), "--out", str(out)]) == 0
+    assert trace_of(out)[0]["unique_blocks"] == 2
+
+
 def test_a_line_that_was_being_written_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

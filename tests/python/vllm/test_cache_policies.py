@@ -88,6 +88,19 @@ def test_what_is_being_loaded_stays(cls: str) -> None:
 
 
 @pytest.mark.parametrize("cls", ["LRU", "ARC", "S3FIFO", "TH"])
+def test_what_is_stored_may_go_although_its_request_has_not_ended(cls: str) -> None:
+    manager = CPUOffloadingManager(4, cls, plugin.POLICY_MODULE)
+    for number in range(4):
+        own = keys(10 * number, 2)
+        asked = context(str(number), own)
+        manager.on_new_request(asked)
+        stored = manager.prepare_store(own, asked)
+        assert stored is not None
+        assert len(stored.evicted_keys) == (2 if number > 1 else 0)
+        manager.complete_store(stored.keys_to_store, asked)
+
+
+@pytest.mark.parametrize("cls", ["LRU", "ARC", "S3FIFO", "TH"])
 def test_a_reset_forgets_all_of_it(cls: str) -> None:
     manager = CPUOffloadingManager(4, cls, plugin.POLICY_MODULE)
     serve(manager, "old", keys(0, 4))

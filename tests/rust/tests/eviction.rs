@@ -222,3 +222,60 @@ fn classes_give_up_only_their_own_rows() {
     assert!(policy.evict(0, Class(3), &unprotected, &mut victims));
     assert_eq!(policy.evictable(CLASS), 2);
 }
+
+/// Entries in the order in which `lru` is to evict them, as a plain list.
+struct Plain(Vec<u32>);
+
+impl Plain {
+    fn put(&mut self, entry: u32, warmer: Option<u32>) {
+        self.0.retain(|other| *other != entry);
+        let place = |warmer| self.0.iter().position(|other| *other == warmer);
+        let at = warmer.and_then(place).unwrap_or(self.0.len());
+        self.0.insert(at, entry);
+    }
+}
+
+#[test]
+fn rows_that_a_request_adds_to_its_earlier_ones_go_before_them_and_after_all_that_is_older() {
+    let mut policy = create("lru").unwrap();
+    let mut plain = Plain(Vec::new());
+    let mut random = 1_u64;
+    let mut draw = |below: u32| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        u32::try_from((random >> 33) % u64::from(below)).unwrap()
+    };
+    for _ in 0..20_000 {
+        let entry = draw(400);
+        match draw(4) {
+            0 => {
+                policy.insert(EntryId(entry), tag(entry), place(0));
+                plain.put(entry, None);
+            }
+            1 => {
+                let head_first: Vec<u32> = (1..draw(60)).map(|more| (entry + more) % 400).collect();
+                let row = |one: &u32| (EntryId(*one), tag(*one), place(0));
+                let rows: Vec<_> = head_first.iter().map(row).collect();
+                policy.insert_behind(&rows, EntryId(entry));
+                let mut warmer = entry;
+                for one in head_first {
+                    plain.put(one, Some(warmer));
+                    warmer = one;
+                }
+            }
+            2 => {
+                policy.access(EntryId(entry));
+                if plain.0.contains(&entry) {
+                    plain.put(entry, None);
+                }
+            }
+            _ => {
+                let need = usize::try_from(draw(60)).unwrap().min(plain.0.len());
+                let expected: Vec<u32> = plain.0.drain(..need).collect();
+                assert_eq!(evict(&mut *policy, need), Some(expected));
+            }
+        }
+        assert_eq!(policy.len(), plain.0.len());
+    }
+}

@@ -273,3 +273,39 @@ fn the_directory_of_th_stays_within_its_size_whatever_comes() {
         assert!(th.directory_len() <= 100, "{}", th.directory_len());
     }
 }
+
+/// Prompts of `keys` new keys, one each so many milliseconds: how many keys the directory knows in
+/// the end.
+fn known_after(seconds: u64, keys: u64, step: u64, directory: Option<usize>) -> usize {
+    let mut th = Th::with_directory(directory);
+    for number in 0..seconds * 1000 / step {
+        th.set_time(number * step);
+        let tags: Vec<Tag> = (0..keys)
+            .map(|at| Tag(Random(number * keys + at).below(u64::MAX)))
+            .collect();
+        let arrival = Arrival {
+            id: RequestId(number),
+            class: Class(0),
+            tags: &tags,
+            context: Context::default(),
+        };
+        th.observe(&arrival, &[]);
+    }
+    th.directory_len()
+}
+
+#[test]
+fn the_directory_of_th_forgets_what_was_not_used_for_an_hour() {
+    // Up to 65,536 keys nothing is forgotten: those of 8,192 seconds.
+    assert_eq!(known_after(8_000, 8, 1_000, None), 64_000);
+    assert_eq!(known_after(12_000, 8, 1_000, None), 65_536);
+    // A number of keys that is given holds whatever their age.
+    assert_eq!(known_after(12_000, 8, 1_000, Some(90_000)), 90_000);
+}
+
+#[test]
+fn the_directory_of_th_knows_the_last_hour_however_much_came_in_it() {
+    // 900,000 keys an hour, for two hours. Ages are looked at now and then.
+    let known = known_after(7_200, 100, 400, None);
+    assert!((900_000..920_000).contains(&known), "{known}");
+}

@@ -38,6 +38,8 @@ class Recordings:
     """Requests of several files."""
 
     block_tokens: int | None = None
+    # Of the first file: its salt's name, and its own.
+    first: tuple[str | None, Path] | None = None
     requests: list[Recorded] = field(default_factory=list)
     # Lines at the ends of files that an engine was writing, or that was killed.
     torn: int = 0
@@ -55,7 +57,7 @@ class Recordings:
             try:
                 value = json.loads(line)
                 if number == 1:
-                    self._header(value)
+                    self._header(value, path)
                 else:
                     self.requests.append(_request(value, digests))
             except (
@@ -65,7 +67,7 @@ class Recordings:
                 msg = f"{path}: line {number} is not of a recording: {error}"
                 raise UnreadableError(msg) from error
 
-    def _header(self, value: Any) -> None:
+    def _header(self, value: Any, path: Path) -> None:
         tokens = int(value["block_tokens"])
         if value["format"] != recording.FORMAT:
             msg = f"format {value['format']!r}, not {recording.FORMAT!r}"
@@ -74,6 +76,10 @@ class Recordings:
             msg = f"blocks of {tokens} tokens, elsewhere of {self.block_tokens}"
             raise ValueError(msg)
         self.block_tokens = tokens
+        salt, file = self.first = self.first or (value.get("salt"), path)
+        if value.get("salt") != salt:
+            msg = f"its salt is not that of {file}: equal blocks would look different"
+            raise ValueError(msg)
 
     def check(self) -> None:
         """Raise :class:`UnreadableError` where nothing was recorded."""

@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="a trace, plain or gzipped; may be given several times",
+        help="a trace, plain or gzipped; may be given several times (no default)",
     )
     parser.add_argument(
         "--capacity",
@@ -52,7 +52,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--policy", default=POLICIES, help=f"policies, and opt for the best possible ({POLICIES})"
     )
-    parser.add_argument("--block-bytes", help="KV bytes of one of the trace's blocks")
+    parser.add_argument(
+        "--block-bytes",
+        metavar="SIZE",
+        help="KV bytes of one of the trace's blocks (not known: sizes in bytes are refused)",
+    )
     parser.add_argument(
         "--theta",
         type=float,
@@ -70,33 +74,50 @@ def add_parser(subparsers: Any) -> None:
         "--directory",
         type=int,
         metavar="KEYS",
-        help="keys that th's directory, or what predicts for other policies, knows at most",
+        help="keys that th's directory, or what predicts for other policies, knows at most "
+        "(those of the last hour, up to 4,194,304 or eight for each block of the tier)",
     )
-    parser.add_argument("--gpu", help="size of a GPU cache (LRU) in front of the tier")
+    parser.add_argument(
+        "--gpu",
+        metavar="SIZE",
+        help="size of a GPU cache (LRU) in front of the tier (no such cache)",
+    )
     parser.add_argument(
         "--head-untold",
         action="store_true",
         help="requests that load leave the head that they found on the GPU untouched in the tier, "
-        "as vLLM 0.33's managers do",
+        "as vLLM 0.33's managers do (they touch it)",
     )
     parser.add_argument(
         "--told-late",
         action="store_true",
-        help="the tier's policy is told of requests only when they end, as inside vLLM's managers",
+        help="the tier's policy is told of requests only when they end, as inside vLLM's managers "
+        "(told when they arrive)",
     )
-    parser.add_argument("--below", help="size of a second tier below")
-    parser.add_argument("--below-policy", default="th", help="its policy")
-    parser.add_argument("--below-theta", type=float, default=0.0, help="its admission")
     parser.add_argument(
-        "--json", action="store_true", help="print JSON, with what the GPU and the tier below found"
+        "--below", metavar="SIZE", help="size of a second tier below (no such tier)"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves")
+    parser.add_argument("--below-policy", default="th", help="its policy (th)")
+    parser.add_argument("--below-theta", type=float, default=0.0, help="its --theta (0)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON, with what the GPU and the tier below found (a table)",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the curves into FILE.svg or FILE.png, which needs Pillow (no picture)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
+        if options.plot is not None:
+            plot.check(options.plot)
         results = [result for path in options.trace for result in _replay_file(path, options)]
         if not results:
             raise ValueError("--policy or --capacity names nothing")
@@ -136,7 +157,7 @@ def _replay_file(path: Path, options: argparse.Namespace) -> list[dict[str, Any]
         tiers["below_policy"] = options.below_policy
         tiers["below_capacity"] = blocks(options.below)
         tiers["below_theta"] = options.below_theta
-    requested = sum(len(path) for path in source.paths())
+    asked = max(source.requested, 1)
     results: list[dict[str, Any]] = []
     for policy in _list(options.policy):
         for text in _list(options.capacity):
@@ -144,7 +165,7 @@ def _replay_file(path: Path, options: argparse.Namespace) -> list[dict[str, Any]
             found = {"trace": name, "policy": policy, "capacity": text, "blocks": size}
             if policy == OPTIMUM:
                 hits = source.optimum(size)
-                results.append({**found, "hit_ratio": hits / requested, "hits": hits})
+                results.append({**found, "hit_ratio": hits / asked, "hits": hits})
             else:
                 results.append({**found, **_one(source, policy, size, tiers, block_bytes)})
     return results
@@ -198,4 +219,4 @@ def _plot(path: Path, results: Sequence[dict[str, Any]]) -> None:
         label = result["policy"] if len(names) == 1 else f"{result['policy']}, {result['trace']}"
         curves.setdefault(label, []).append((result["blocks"], result["hit_ratio"]))
     title = f"{', '.join(names)}: share of requested blocks found, by size of the tier"
-    path.write_text(plot.svg(title, list(curves.items())), encoding="utf-8")
+    plot.write(path, title, list(curves.items()))

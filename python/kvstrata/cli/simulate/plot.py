@@ -1,64 +1,89 @@
-"""Curves of hit ratio by size, as an SVG picture: no library is needed to draw a few lines."""
+"""Pictures in files: SVG, which needs no library, and PNG, which Pillow writes."""
 
 from __future__ import annotations
 
-import math
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from kvstrata.cli.simulate.chart import HEIGHT, WIDTH, Dot, Line, shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-_WIDTH, _HEIGHT = 720, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 130, 40, 50
-_COLOURS = ("#1b6ca8", "#c8553d", "#3d8b5f", "#7d5ba6", "#b8860b", "#444444")
+    from kvstrata.cli.simulate.chart import Curve, Shape
 
-# Name of a curve, and its points: blocks, hit ratio.
-Curve = tuple[str, "Sequence[tuple[int, float]]"]
+FORMS = (".svg", ".png")
+# A PNG is drawn so many times as large and made smaller, so that its lines are smooth.
+_FINER = 3
+_PNG_SCALE = 2
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-def svg(title: str, curves: Sequence[Curve]) -> str:
-    """One picture. Sizes are on a logarithmic axis."""
-    points = [point for _, own in curves for point in own]
-    low = min(blocks for blocks, _ in points)
-    high = max(blocks for blocks, _ in points)
-    top = max(0.1, math.ceil(max(ratio for _, ratio in points) * 10) / 10)
+def check(path: Path) -> None:
+    """Raise ``ValueError`` where a picture of this name cannot be written."""
+    if path.suffix.lower() not in FORMS:
+        raise ValueError(f"{path}: a picture's name ends with {' or '.join(FORMS)}")
+    if path.suffix.lower() == ".png":
+        _pillow()
 
-    def x(blocks: int) -> float:
-        span = math.log(high / low) if high > low else 1.0
-        return _LEFT + math.log(blocks / low) / span * (_WIDTH - _LEFT - _RIGHT)
 
-    def y(ratio: float) -> float:
-        return _HEIGHT - _BOTTOM - ratio / top * (_HEIGHT - _TOP - _BOTTOM)
+def write(path: Path, title: str, curves: Sequence[Curve]) -> None:
+    """Draw curves into a file of the form that its name says."""
+    drawn = shapes(title, curves)
+    if path.suffix.lower() == ".png":
+        _png(drawn).save(path, format="PNG")
+    else:
+        path.write_text(svg(drawn), encoding="utf-8")
 
-    size = f'width="{_WIDTH}" height="{_HEIGHT}"'
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-        f'<rect {size} fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="14">{escape(title)}</text>',
-    ]
-    for step in range(round(top * 10) + 1):
-        at = y(step / 10)
-        lines += [
-            f'<path d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}" stroke="#dddddd"/>',
-            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{step / 10:.1f}</text>',
-        ]
-    for blocks in sorted({blocks for blocks, _ in points}):
-        place = f'x="{x(blocks):.1f}" y="{_HEIGHT - _BOTTOM + 18}"'
-        lines.append(f'<text {place} text-anchor="middle">{blocks:,}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    lines.append(f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">blocks</text>')
-    for number, (name, own) in enumerate(curves):
-        colour = _COLOURS[number % len(_COLOURS)]
-        places = [f"{x(blocks):.1f} {y(ratio):.1f}" for blocks, ratio in sorted(own)]
-        path = "M" + "L".join(places)
-        row = _TOP + 18 * number
-        lines += [
-            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-            *(
-                f'<circle cx="{p.split()[0]}" cy="{p.split()[1]}" r="3" fill="{colour}"/>'
-                for p in places
-            ),
-            f'<text x="{_WIDTH - _RIGHT + 14}" y="{row}" fill="{colour}">{escape(name)}</text>',
-        ]
-    return "\n".join([*lines, "</svg>", ""])
+
+def svg(drawn: Sequence[Shape]) -> str:
+    """The shapes as an SVG picture."""
+    size = f'width="{WIDTH}" height="{HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
+    ground = f'<rect {size} fill="white"/>'
+    return "\n".join([head, ground, *map(_element, drawn), "</svg>", ""])
+
+
+def _element(shape: Shape) -> str:
+    if isinstance(shape, Line):
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in shape.points)
+        style = f'fill="none" stroke="{shape.colour}" stroke-width="{shape.width}"'
+        return f'<path d="{path}" {style}/>'
+    x, y = shape.at
+    if isinstance(shape, Dot):
+        place = f'cx="{x:.1f}" cy="{y:.1f}" r="{shape.radius}"'
+        return f'<circle {place} fill="{shape.colour}"/>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{shape.anchor}"'
+    style = f'font-size="{shape.size}" fill="{shape.colour}"'
+    return f"<text {place} {style}>{escape(shape.text)}</text>"
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        msg = "a PNG is drawn with Pillow, which is not there: pip install 'kvstrata[plot]'"
+        raise ValueError(msg) from error
+    return Image, ImageDraw, ImageFont
+
+
+def _png(drawn: Sequence[Shape]) -> Any:
+    image_of, draw_of, font_of = _pillow()
+    scale = _PNG_SCALE * _FINER
+    image = image_of.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
+    draw = draw_of.Draw(image)
+    for shape in drawn:
+        if isinstance(shape, Line):
+            points = [(x * scale, y * scale) for x, y in shape.points]
+            draw.line(points, fill=shape.colour, width=shape.width * scale, joint="curve")
+            continue
+        x, y = (part * scale for part in shape.at)
+        if isinstance(shape, Dot):
+            radius = shape.radius * scale
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=shape.colour)
+        else:
+            font = font_of.load_default(shape.size * scale)
+            draw.text((x, y), shape.text, shape.colour, font, anchor=_ANCHORS[shape.anchor])
+    small = (WIDTH * _PNG_SCALE, HEIGHT * _PNG_SCALE)
+    return image.resize(small, image_of.Resampling.LANCZOS)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GZIP = b"\x1f\x8b"
+# Bytes of a trace's lines that are read: a small file can be many bytes compressed.
+_TEXT_MAX = 4 << 30
 
 
 class UnreadableError(Exception):
@@ -21,9 +23,17 @@ class UnreadableError(Exception):
 def read(path: Path) -> Trace:
     """The trace in a file; ``UnreadableError`` where there is none."""
     try:
-        content = path.read_bytes()
-        if content.startswith(_GZIP):
-            content = gzip.decompress(content)
-        return Trace(content)
+        return Trace(_text(path))
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise UnreadableError(f"{path}: {error}") from error
+
+
+def _text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        lines = gzip.GzipFile(fileobj=file) if is_compressed else file
+        content: bytes = lines.read(_TEXT_MAX + 1)
+    if len(content) > _TEXT_MAX:
+        raise ValueError(f"more than {_TEXT_MAX >> 30} GiB of lines")
+    return content

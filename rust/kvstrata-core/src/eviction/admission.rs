@@ -10,8 +10,6 @@ use super::EvictionPolicy;
 use super::request::{Arrival, Tag};
 use super::th::Th;
 
-/// Keys that a predictor beside another policy than `th` knows at most: 11 MB.
-pub const PREDICTOR_KEYS: usize = 1 << 18;
 /// Keys of which it is counted how often they were asked for, where nothing else is said.
 pub const TRACKED_KEYS: usize = 64_000;
 
@@ -25,7 +23,8 @@ pub struct AdmissionOptions {
     pub store_threshold: u32,
     /// Keys of which that is counted.
     pub tracked_keys: usize,
-    /// Keys that a predictor knows at most; `None`: [`PREDICTOR_KEYS`].
+    /// Keys that a predictor knows at most; `None`: those of the last hour, as many as
+    /// [`Th::with_directory`] says.
     pub directory: Option<usize>,
 }
 
@@ -55,10 +54,9 @@ pub struct Admission {
 impl Admission {
     /// Knows of no key. `predicts` says whether the tier's own policy predicts.
     pub fn new(options: AdmissionOptions, predicts: bool) -> Self {
-        let directory = options.directory.unwrap_or(PREDICTOR_KEYS);
         let needed = options.theta > 0.0 && !predicts;
         Self {
-            predictor: needed.then(|| Box::new(Th::with_directory(Some(directory)))),
+            predictor: needed.then(|| Box::new(Th::with_directory(options.directory))),
             seen: Seen::new(options.tracked_keys),
             is_told: false,
             options,

@@ -2,12 +2,12 @@
 //! (`v1/kv_offload/cpu/policies/arc.py`) evicts when it is told the same.
 //!
 //! It differs from the ARC of Megiddo and Modha (FAST 2003): a key that was evicted and comes back
-//! enters the list of keys used once. 28 to 36 bytes per entry, up to 28 per key of the two lists
+//! enters the list of keys used once. 25 to 30 bytes per entry, up to 28 per key of the two lists
 //! of ghosts, each of which is at most as long as the cache is large.
 
 use super::ghosts::Ghosts;
 use super::request::{EndedKey, RequestId, Tag};
-use super::two_lists::{TwoLists, Walk, Which};
+use super::two_lists::{TwoLists, Which};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
 /// Mark of an entry whose request has not ended yet.
@@ -69,11 +69,11 @@ impl ArcVllm {
         need: usize,
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Walk> {
+    ) -> Option<Vec<EntryId>> {
         if self.evictable(class) < need {
             return None;
         }
-        let mut walk = self.entries.walk(class, need);
+        let mut walk = TwoLists::walk(need);
         let mut left = self.entries.length(class, Which::First);
         for _ in 0..need {
             let order = if float(left) >= self.target.floor() {
@@ -86,7 +86,7 @@ impl ArcVllm {
                 entry.map(|entry| (entry, which))
             });
             let Some((victim, which)) = found else {
-                self.entries.put_back(class, walk);
+                self.entries.end(class);
                 return None;
             };
             if which == Which::First {
@@ -94,7 +94,8 @@ impl ArcVllm {
             }
             walk.chosen.push(victim);
         }
-        Some(walk)
+        self.entries.end(class);
+        Some(walk.chosen)
     }
 
     /// Forgets an entry, but for its key.
@@ -127,6 +128,7 @@ impl EvictionPolicy for ArcVllm {
     }
 
     fn finish(&mut self, _id: RequestId, _output_tokens: Option<u32>, resident: &[EntryId]) {
+        self.entries.prefetch(resident);
         for entry in resident.iter().rev() {
             match self.entries.mark(*entry) {
                 Some(FRESH) => self.renew(*entry),
@@ -208,21 +210,20 @@ impl EvictionPolicy for ArcVllm {
         protected: &dyn Fn(EntryId) -> bool,
         victims: &mut Vec<EntryId>,
     ) -> bool {
-        let Some(walk) = self.search(need, class, protected) else {
+        let Some(chosen) = self.search(need, class, protected) else {
             return false;
         };
-        for tag in walk
-            .chosen
-            .iter()
-            .filter_map(|entry| self.entries.tag(*entry))
-        {
+        for tag in chosen.iter().filter_map(|entry| self.entries.tag(*entry)) {
             self.once.prefetch(tag);
             self.often.prefetch(tag);
         }
-        for entry in &walk.chosen {
-            self.bury(*entry);
-        }
-        victims.extend(self.entries.put_back(class, walk));
+        let (once, often) = (&mut self.once, &mut self.often);
+        self.entries
+            .forget(class, &chosen, |tag, which| match which {
+                Which::First => once.insert(tag),
+                Which::Second => often.insert(tag),
+            });
+        victims.extend(chosen);
         self.trim();
         true
     }
@@ -238,8 +239,7 @@ impl EvictionPolicy for ArcVllm {
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
     ) -> Option<Vec<EntryId>> {
-        let walk = self.search(need, class, protected)?;
-        Some(self.entries.put_back(class, walk))
+        self.search(need, class, protected)
     }
 
     fn coldest(&mut self, class: Class) -> Option<u64> {

@@ -82,11 +82,10 @@ impl Containers {
         }
     }
 
-    /// Notes an access to one of the container's entries.
-    pub(super) fn accessed(&mut self, slot: Slot, tick: u64) {
-        let Some(record) = self.record_mut(slot) else {
-            return;
-        };
+    /// Notes an access to one of the container's entries; returns their class.
+    #[inline]
+    pub(super) fn accessed(&mut self, slot: Slot, tick: u64) -> Option<Class> {
+        let record = self.record_mut(slot)?;
         record.last_access = tick;
         let class = record.placement.class;
         if let Some(list) = self.lists.get_mut(usize::from(class.0))
@@ -95,6 +94,7 @@ impl Containers {
             list.unlink(&mut self.records, slot);
             list.push_warmest(&mut self.records, slot);
         }
+        Some(class)
     }
 
     /// Notes an access as [`Containers::accessed`] does, but leaves the order of containers to

@@ -103,6 +103,34 @@ impl Ledger {
         Some(record.node)
     }
 
+    /// Forgets unpinned entries of a class; `gone` is told what each was.
+    pub(super) fn forget(
+        &mut self,
+        class: Class,
+        entries: &[EntryId],
+        mut gone: impl FnMut(EntryId, Record),
+    ) {
+        let (mut container, mut left) = (ABSENT, 0);
+        for entry in entries {
+            let Some(place) = self.records.get_mut(entry.0) else {
+                continue;
+            };
+            let record = core::mem::replace(place, NO_RECORD);
+            debug_assert!(record.container != ABSENT && record.pins == 0, "a victim");
+            if record.container != container {
+                self.containers.leave_unpinned(container, left);
+                (container, left) = (record.container, 0);
+            }
+            left += 1;
+            gone(*entry, record);
+        }
+        self.containers.leave_unpinned(container, left);
+        self.length = self.length.saturating_sub(entries.len());
+        if let Some(count) = self.evictable.get_mut(usize::from(class.0)) {
+            *count = count.saturating_sub(entries.len());
+        }
+    }
+
     /// An entry.
     pub(super) fn get(&self, entry: EntryId) -> Option<&Record> {
         self.record(entry)

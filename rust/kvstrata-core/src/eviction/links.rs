@@ -99,12 +99,6 @@ impl List {
         }
     }
 
-    /// Puts an unlinked node next to another of this list, on its cold side.
-    pub(super) fn insert_colder_than(&mut self, nodes: &mut impl Nodes, warmer: u32, number: u32) {
-        let colder = nodes.links(warmer).map_or(NONE, |links| links.colder);
-        self.insert_warmer_than(nodes, colder, number);
-    }
-
     /// Takes a node of this list out of it.
     pub(super) fn unlink(&mut self, nodes: &mut impl Nodes, number: u32) {
         let Some(own) = nodes.links(number) else {

@@ -1,28 +1,32 @@
 //! Least recently used.
 //!
-//! One list per class, coldest first, threaded through nodes that are numbered by handle:
-//! 24 bytes per entry ([`ENTRY_BYTES`]), every change in constant time.
+//! One order per class (`order`), of nodes that are numbered by handle: 20 bytes per entry
+//! ([`ENTRY_BYTES`]) and 5 to 10 in the order, every change in constant time.
 //!
-//! Pinned entries stay where they are in the list, so that an unpin costs nothing and keeps the
-//! order. The first eviction that meets a pinned entry at the cold end *parks* it: it leaves the
-//! list, so later evictions do not meet it again. When a parked entry is unpinned it goes to the
-//! class's *late* map, ordered by tick, from which evictions take as from the list. Rows in use
-//! are seldom cold, so the late map is almost always empty.
+//! Pinned entries stay where they are in the order, so that an unpin costs nothing and keeps it. The
+//! first eviction that meets a pinned entry at the cold end *parks* it: it leaves the order, so later
+//! evictions do not meet it again. When a parked entry is unpinned it goes to the class's *late* map,
+//! ordered by tick, from which evictions take as from the order. Rows in use are seldom cold, so the
+//! late map is almost always empty.
 
 mod behind;
 mod fill;
+mod walk;
 
 use std::collections::BTreeSet;
 
 use super::containers::{Containers, Slot};
-use super::links::{Links, List, NONE, Nodes};
+use super::order::{Chunks, Entries, Order, Place};
 use super::request::{EndedKey, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 use crate::chunked::Chunked;
 
-/// Bytes of memory per entry, besides parked entries and containers.
-pub const ENTRY_BYTES: usize = 24;
+/// Bytes of memory per entry, besides its place in the order, parked entries and containers.
+pub const ENTRY_BYTES: usize = 20;
 const _: () = assert!(size_of::<Node>() == ENTRY_BYTES);
+
+/// Entries of a request that are asked for before the first of them is looked at.
+const TOGETHER: usize = 64;
 
 /// So many pins are not counted any more: the entry stays pinned for good.
 const PINS_LOST: u16 = u16::MAX;
@@ -32,9 +36,9 @@ const PINS_LOST: u16 = u16::MAX;
 enum State {
     /// The handle is unused.
     Absent,
-    /// In the class's list, pinned or not.
+    /// In the class's order, pinned or not.
     Listed,
-    /// Pinned and out of the list.
+    /// Pinned and out of the order.
     Parked,
     /// Unpinned, in the class's late map.
     Late,
@@ -42,8 +46,9 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    tick: u64,
-    links: Links,
+    /// As bytes, which need no alignment.
+    tick: [u8; 8],
+    place: Place,
     container: Slot,
     pins: u16,
     state: State,
@@ -51,23 +56,29 @@ struct Node {
 
 impl Node {
     const ABSENT: Self = Self {
-        tick: 0,
-        links: Links::unlinked(),
-        container: NONE,
+        tick: [0; 8],
+        place: Place::NOWHERE,
+        container: Slot::MAX,
         pins: 0,
         state: State::Absent,
     };
-}
 
-impl Nodes for Chunked<Node> {
-    fn links(&mut self, number: u32) -> Option<&mut Links> {
-        self.get_mut(number).map(|node| &mut node.links)
+    const fn tick(&self) -> u64 {
+        u64::from_le_bytes(self.tick)
     }
 }
 
-#[derive(Debug)]
+impl Entries for Chunked<Node> {
+    fn moved(&mut self, number: u32, place: Place) {
+        if let Some(node) = self.get_mut(number) {
+            node.place = place;
+        }
+    }
+}
+
+#[derive(Debug, Default)]
 struct ClassOrder {
-    list: List,
+    order: Order,
     /// Ticks and numbers: rows that a request adds to its earlier ones share a tick with them.
     late: BTreeSet<(u64, u32)>,
     evictable: usize,
@@ -77,6 +88,7 @@ struct ClassOrder {
 #[derive(Debug, Default)]
 pub struct Lru {
     nodes: Chunked<Node>,
+    chunks: Chunks,
     classes: Vec<ClassOrder>,
     containers: Containers,
     tick: u64,
@@ -113,7 +125,7 @@ impl Lru {
         self.tick
     }
 
-    /// Takes a node out of the list or the late map, whichever it is in.
+    /// Takes a node out of the order or the late map, whichever it is in.
     fn detach(&mut self, number: u32) {
         let Some(node) = self.node(number).copied() else {
             return;
@@ -121,36 +133,32 @@ impl Lru {
         let Some(class) = self.containers.class(node.container) else {
             return;
         };
-        let Some(order) = self.classes.get_mut(usize::from(class.0)) else {
+        let Some(own) = self.classes.get_mut(usize::from(class.0)) else {
             return;
         };
         match node.state {
-            State::Listed => order.list.unlink(&mut self.nodes, number),
+            State::Listed => self.chunks.remove(&mut own.order, node.place),
             State::Late => {
-                order.late.remove(&(node.tick, number));
+                own.late.remove(&(node.tick(), number));
             }
             State::Parked | State::Absent => {}
         }
     }
 
-    /// Makes a node of an entry that has none; it is in no list yet.
+    /// Makes a node of an entry that has none; it is in no order yet.
     fn place(&mut self, entry: EntryId, placement: Placement, state: State) {
         let Ok(index) = usize::try_from(entry.0) else {
             return;
         };
-        if entry.0 == NONE {
+        if entry.0 == u32::MAX {
             return;
         }
         while self.nodes.len() <= index {
             self.nodes.push(Node::ABSENT);
         }
-        while self.classes.len() <= usize::from(placement.class.0) {
-            let order = ClassOrder {
-                list: List::new(),
-                late: BTreeSet::new(),
-                evictable: 0,
-            };
-            self.classes.push(order);
+        let class = usize::from(placement.class.0);
+        if self.classes.len() <= class {
+            self.classes.resize_with(class + 1, ClassOrder::default);
         }
         let container = self.containers.enter(placement);
         if let Some(node) = self.nodes.get_mut(entry.0) {
@@ -164,22 +172,31 @@ impl Lru {
         self.change_evictable(container, true);
     }
 
-    /// Puts a detached node at the warm end with a new tick.
-    fn attach_warmest(&mut self, number: u32) {
+    /// Puts a node at the warm end with a new tick, wherever it was.
+    #[inline]
+    fn renew(&mut self, number: u32) {
         let tick = self.next_tick();
-        let Some(node) = self.node_mut(number) else {
+        let Some(node) = self.nodes.get_mut(number) else {
             return;
         };
-        node.tick = tick;
-        node.state = State::Listed;
-        let container = node.container;
-        self.containers.accessed(container, tick);
-        let Some(class) = self.containers.class(container) else {
+        if node.state == State::Absent {
             return;
-        };
-        if let Some(order) = self.classes.get_mut(usize::from(class.0)) {
-            order.list.push_warmest(&mut self.nodes, number);
         }
+        let class = self.containers.accessed(node.container, tick);
+        let Some(own) = class.and_then(|class| self.classes.get_mut(usize::from(class.0))) else {
+            return;
+        };
+        match node.state {
+            State::Listed => self.chunks.remove(&mut own.order, node.place),
+            State::Late => {
+                own.late.remove(&(node.tick(), number));
+            }
+            State::Parked | State::Absent => {}
+        }
+        node.tick = tick.to_le_bytes();
+        node.state = State::Listed;
+        node.place = self.chunks.push_warmest(&mut own.order, number);
+        self.chunks.tidy(&mut own.order, &mut self.nodes);
     }
 
     fn change_evictable(&mut self, container: Slot, more: bool) {
@@ -192,55 +209,6 @@ impl Lru {
             } else {
                 order.evictable.saturating_sub(1)
             };
-        }
-    }
-
-    /// The coldest `need` entries that may go, or None; parks the pinned entries it meets.
-    fn choose(
-        &mut self,
-        need: usize,
-        class: Class,
-        protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Vec<u32>> {
-        let mut chosen = Vec::with_capacity(need);
-        let mut parked = Vec::new();
-        let mut visited = 0_u64;
-        let order = self.order(class)?;
-        let mut late = order.late.iter().peekable();
-        let mut listed = order.list.coldest();
-        while chosen.len() < need {
-            let candidate = match (late.peek().map(|(tick, _)| *tick), self.node(listed)) {
-                (Some(late_tick), Some(node)) if node.tick < late_tick => listed,
-                (None, Some(_)) => listed,
-                (Some(_), _) => late.next().map_or(NONE, |(_, number)| *number),
-                (None, None) => break,
-            };
-            visited = visited.saturating_add(1);
-            if candidate == listed {
-                let Some(node) = self.node(listed) else { break };
-                listed = node.links.warmer();
-                if node.pins > 0 {
-                    parked.push(candidate);
-                    continue;
-                }
-            }
-            if !protected(EntryId(candidate)) {
-                chosen.push(candidate);
-            }
-        }
-        self.visited = self.visited.saturating_add(visited);
-        let enough = chosen.len() == need;
-        self.park(parked);
-        enough.then_some(chosen)
-    }
-
-    /// Takes pinned entries out of the list, so that nobody meets them there again.
-    fn park(&mut self, pinned: Vec<u32>) {
-        for number in pinned {
-            self.detach(number);
-            if let Some(node) = self.node_mut(number) {
-                node.state = State::Parked;
-            }
         }
     }
 }
@@ -258,15 +226,15 @@ impl EvictionPolicy for Lru {
 
     fn insert(&mut self, entry: EntryId, _tag: Tag, placement: Placement) {
         self.remove(entry);
-        self.place(entry, placement, State::Listed);
-        self.attach_warmest(entry.0);
+        self.place(entry, placement, State::Parked);
+        self.renew(entry.0);
     }
 
     fn insert_behind(&mut self, head_first: &[(EntryId, Tag, Placement)], behind: EntryId) {
         let mut warmer = behind;
         for (entry, _, placement) in head_first {
             self.remove(*entry);
-            self.place(*entry, *placement, State::Listed);
+            self.place(*entry, *placement, State::Parked);
             self.attach_behind(entry.0, warmer.0);
             warmer = *entry;
         }
@@ -288,8 +256,16 @@ impl EvictionPolicy for Lru {
     }
 
     fn access(&mut self, entry: EntryId) {
-        self.detach(entry.0);
-        self.attach_warmest(entry.0);
+        self.renew(entry.0);
+    }
+
+    fn access_request(&mut self, head_first: &[EntryId]) {
+        for together in head_first.rchunks(TOGETHER) {
+            self.prefetch(together);
+            for entry in together.iter().rev() {
+                self.renew(entry.0);
+            }
+        }
     }
 
     fn remove(&mut self, entry: EntryId) {
@@ -345,7 +321,7 @@ impl EvictionPolicy for Lru {
         if returns {
             node.state = State::Late;
         }
-        let (tick, container) = (node.tick, node.container);
+        let (tick, container) = (node.tick(), node.container);
         self.containers.unpinned(container);
         self.change_evictable(container, true);
         if let Some(class) = self.containers.class(container).filter(|_| returns)
@@ -357,6 +333,21 @@ impl EvictionPolicy for Lru {
 
     fn evictable(&self, class: Class) -> usize {
         self.order(class).map_or(0, |order| order.evictable)
+    }
+
+    fn evict(
+        &mut self,
+        need: usize,
+        class: Class,
+        protected: &dyn Fn(EntryId) -> bool,
+        victims: &mut Vec<EntryId>,
+    ) -> bool {
+        let Some(chosen) = self.next_victims(need, class, protected) else {
+            return false;
+        };
+        self.forget(class, &chosen);
+        victims.extend(chosen);
+        true
     }
 
     fn next_victims(
@@ -371,15 +362,14 @@ impl EvictionPolicy for Lru {
         if self.evictable(class) < need {
             return None;
         }
-        let chosen = self.choose(need, class, protected)?;
-        Some(chosen.into_iter().map(EntryId).collect())
+        self.choose(need, class, protected)
     }
 
     fn coldest(&mut self, class: Class) -> Option<u64> {
         let first = self
             .next_victims(1, class, &|_| false)
             .and_then(|mut chosen| chosen.pop())?;
-        self.node(first.0).map(|node| node.tick)
+        self.node(first.0).map(Node::tick)
     }
 
     fn now(&self) -> u64 {
@@ -419,6 +409,9 @@ impl EvictionPolicy for Lru {
 
     fn memory_bytes(&self) -> usize {
         let late: usize = self.classes.iter().map(|order| order.late.len()).sum();
-        self.nodes.memory_bytes() + late * size_of::<(u64, u32)>() + self.containers.memory_bytes()
+        self.nodes.memory_bytes()
+            + self.chunks.memory_bytes()
+            + late * size_of::<(u64, u32)>()
+            + self.containers.memory_bytes()
     }
 }

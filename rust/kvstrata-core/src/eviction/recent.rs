@@ -1,11 +1,12 @@
 //! Keys that were evicted lately, by fingerprint.
 //!
 //! A key is in one bucket, which is one line of the processor's caches: every operation waits for
-//! memory once at most, and operations on other keys need not wait for it. What is too long ago is
-//! not taken out: its place is free for others. Two keys with one fingerprint are taken for each
+//! memory once at most, and operations on other keys need not wait for it. The latest key of a bucket
+//! stands first, and pushes the earliest one out. What is too long ago is not taken out. Two keys with one fingerprint are taken for each
 //! other, once in some thousands; a full bucket forgets its earliest key before its time.
 
 use super::request::Tag;
+use crate::sys::pages;
 use crate::sys::prefetch::prefetch;
 
 /// Keys of a bucket.
@@ -25,6 +26,18 @@ struct Slot {
 struct Bucket([Slot; SLOTS]);
 
 const _: () = assert!(size_of::<Bucket>() == 64);
+
+impl Bucket {
+    /// Takes a fingerprint out; the others move up, so that the free slots are the last ones.
+    fn take(&mut self, fingerprint: u32) {
+        let mut kept = [Slot::default(); SLOTS];
+        let others = self.0.iter().filter(|slot| slot.fingerprint != fingerprint);
+        for (place, slot) in kept.iter_mut().zip(others) {
+            *place = *slot;
+        }
+        self.0 = kept;
+    }
+}
 
 /// The keys; 16 bytes each, and up to 32 while they become more.
 #[derive(Debug, Default)]
@@ -62,9 +75,12 @@ impl Recent {
         if wanted <= self.buckets.len() {
             return;
         }
-        let before = core::mem::take(&mut self.buckets);
-        self.buckets = vec![Bucket::default(); wanted];
-        let all = before.into_iter().flat_map(|bucket| bucket.0);
+        let before = core::mem::replace(&mut self.buckets, pages::with_capacity(wanted));
+        self.buckets.resize(wanted, Bucket::default());
+        // The earliest first, so that the latest stands first again.
+        let all = before
+            .into_iter()
+            .flat_map(|bucket| bucket.0.into_iter().rev());
         for slot in all.filter(|slot| slot.number != 0) {
             self.put(slot);
         }
@@ -76,18 +92,10 @@ impl Recent {
     }
 
     fn put(&mut self, slot: Slot) {
-        let (at, latest) = (self.bucket(slot.fingerprint), self.latest);
-        let Some(bucket) = self.buckets.get_mut(at) else {
-            return;
-        };
-        let (mut oldest, mut age_max) = (0, 0);
-        for (at, other) in bucket.0.iter().enumerate() {
-            let age = other.age(latest);
-            oldest = if age > age_max { at } else { oldest };
-            age_max = age_max.max(age);
-        }
-        if let Some(place) = bucket.0.get_mut(oldest) {
-            *place = slot;
+        let at = self.bucket(slot.fingerprint);
+        if let Some(bucket) = self.buckets.get_mut(at) {
+            bucket.0.copy_within(..SLOTS - 1, 1);
+            bucket.0[0] = slot;
         }
     }
 
@@ -126,11 +134,8 @@ impl Recent {
         if found {
             let own = fingerprint(tag);
             let at = self.bucket(own);
-            let bucket = self.buckets.get_mut(at).into_iter();
-            for slot in bucket.flat_map(|bucket| &mut bucket.0) {
-                if slot.fingerprint == own {
-                    slot.number = 0;
-                }
+            if let Some(bucket) = self.buckets.get_mut(at) {
+                bucket.take(own);
             }
         }
         found

@@ -1,7 +1,7 @@
 //! S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi, SOSP 2023): a small queue that keeps what is used once
 //! out of the main one, and ghosts of what it let go.
 //!
-//! 28 to 36 bytes per entry and 16 to 32 per ghost, of which there are as many as entries.
+//! 25 to 30 bytes per entry and 16 to 32 per ghost, of which there are as many as entries.
 //! Rows in use are passed where they stand.
 
 use super::recent::Recent;
@@ -42,8 +42,7 @@ impl S3Fifo {
             Which::First => USES_PROMOTE,
             Which::Second => 1,
         };
-        while let Some(place) = self.entries.next(class, which) {
-            let entry = EntryId(place.number);
+        while let Some(entry) = self.entries.next(class, which, walk) {
             if let Some(uses) = self
                 .entries
                 .mark_mut(entry)
@@ -53,8 +52,8 @@ impl S3Fifo {
                     Which::First => 0,
                     Which::Second => *uses - 1,
                 };
-                self.entries.move_to(entry, Which::Second);
-            } else if self.entries.is_free(place, which, protected, walk) {
+                self.entries.move_in_walk(entry, Which::Second);
+            } else if self.entries.is_free(entry, protected) {
                 return Some(entry);
             }
         }
@@ -67,11 +66,11 @@ impl S3Fifo {
         need: usize,
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Walk> {
+    ) -> Option<Vec<EntryId>> {
         if self.evictable(class) < need {
             return None;
         }
-        let mut walk = self.entries.walk(class, need);
+        let mut walk = TwoLists::walk(need);
         let mut from_small = 0;
         while walk.chosen.len() < need {
             let in_small = self.entries.length(class, Which::First) - from_small;
@@ -88,15 +87,19 @@ impl S3Fifo {
                 entry.map(|entry| (entry, which))
             });
             let Some((victim, which)) = found else {
-                self.entries.put_back(class, walk);
+                self.entries.end(class);
                 return None;
             };
             if which == Which::First {
                 from_small += 1;
+                if let Some(tag) = self.entries.tag(victim) {
+                    self.ghosts.prefetch(tag);
+                }
             }
             walk.chosen.push(victim);
         }
-        Some(walk)
+        self.entries.end(class);
+        Some(walk.chosen)
     }
 }
 
@@ -136,6 +139,13 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
+    fn access_request(&mut self, head_first: &[EntryId]) {
+        self.entries.prefetch(head_first);
+        for entry in head_first.iter().rev() {
+            self.access(*entry);
+        }
+    }
+
     fn remove(&mut self, entry: EntryId) {
         self.entries.remove(entry);
     }
@@ -165,19 +175,17 @@ impl EvictionPolicy for S3Fifo {
         protected: &dyn Fn(EntryId) -> bool,
         victims: &mut Vec<EntryId>,
     ) -> bool {
-        let Some(walk) = self.search(need, class, protected) else {
+        let Some(chosen) = self.search(need, class, protected) else {
             return false;
         };
         self.ghosts.keep(self.entries.ledger.len());
-        for entry in &walk.chosen {
-            if let Some(tag) = self.entries.tag(*entry) {
-                self.ghosts.prefetch(tag);
+        let ghosts = &mut self.ghosts;
+        self.entries.forget(class, &chosen, |tag, which| {
+            if which == Which::First {
+                ghosts.insert(tag);
             }
-        }
-        for entry in &walk.chosen {
-            self.evicted(*entry);
-        }
-        victims.extend(self.entries.put_back(class, walk));
+        });
+        victims.extend(chosen);
         true
     }
 
@@ -187,9 +195,9 @@ impl EvictionPolicy for S3Fifo {
         class: Class,
         protected: &dyn Fn(EntryId) -> bool,
     ) -> Option<Vec<EntryId>> {
-        let walk = self.search(need, class, protected)?;
+        let chosen = self.search(need, class, protected)?;
         self.ghosts.keep(self.entries.ledger.len());
-        Some(self.entries.put_back(class, walk))
+        Some(chosen)
     }
 
     fn coldest(&mut self, class: Class) -> Option<u64> {

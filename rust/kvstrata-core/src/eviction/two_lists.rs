@@ -1,10 +1,11 @@
 //! Entries in two lists per class, with what every policy has to know of them.
 
 use super::ledger::{Ledger, Record};
-use super::order::{Entries, Order, Place};
+use super::order::{Chunks, Entries, Order, Place, Walk as OrderWalk};
 use super::request::Tag;
 use super::{Class, ContainerId, EntryId, Placement};
 use crate::chunked::Chunked;
+use crate::sys::prefetch::prefetch;
 
 /// One of the two lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,42 +32,33 @@ impl Which {
     }
 }
 
-#[derive(Debug, Default)]
-struct List {
-    order: Order,
-    length: usize,
-}
-
-/// What a search for victims came upon.
-#[derive(Debug, Default)]
+/// A search for victims.
+#[derive(Debug)]
 pub(super) struct Walk {
     /// Entries that may go, in the order in which they go.
     pub(super) chosen: Vec<EntryId>,
-    /// Places that were taken out of each list, coldest first.
-    passed: [Vec<Place>; 2],
+    /// How far it is in each list.
+    lists: [OrderWalk; 2],
 }
 
-/// The entries: 20 bytes each, and 8 to 16 in their list.
+/// The entries: 20 bytes each, and 5 to 10 in their list.
 ///
-/// Of the ledger's numbers of an entry, `node` is the stamp of its place, `list` which list it is
-/// in, and `mark` its uses, or any other small number of the policy.
+/// Of the ledger's numbers of an entry, `node` is its place, `list` which list it is in, and `mark`
+/// its uses, or any other small number of the policy.
 #[derive(Debug, Default)]
 pub(super) struct TwoLists {
     pub(super) ledger: Ledger,
     tags: Chunked<Tag>,
-    pairs: Vec<[List; 2]>,
-    stamp: u32,
+    chunks: Chunks,
+    pairs: Vec<[Order; 2]>,
     pub(super) visited: u64,
 }
 
 impl Entries for Ledger {
-    fn is_current(&self, place: Place) -> bool {
-        let record = self.get(EntryId(place.number));
-        record.is_some_and(|record| record.node == place.stamp)
-    }
-
-    fn prefetch(&self, place: Place) {
-        self.prefetch(EntryId(place.number));
+    fn moved(&mut self, number: u32, place: Place) {
+        if let Some(record) = self.get_mut(EntryId(number)) {
+            record.node = place.number();
+        }
     }
 }
 
@@ -93,58 +85,94 @@ impl TwoLists {
             self.pairs.resize_with(class + 1, Default::default);
         }
         self.push(entry, placement.class, which);
+        self.tidy(placement.class);
         true
     }
 
-    fn list_mut(&mut self, class: Class, which: Which) -> Option<&mut List> {
-        let pair = self.pairs.get_mut(usize::from(class.0))?;
-        pair.get_mut(usize::from(which.number()))
-    }
-
     fn push(&mut self, entry: EntryId, class: Class, which: Which) {
-        self.stamp = self.stamp.wrapping_add(1);
-        let stamp = self.stamp;
-        if let Some(record) = self.ledger.get_mut(entry) {
-            record.node = stamp;
+        let pair = self.pairs.get_mut(usize::from(class.0));
+        let order = pair.and_then(|pair| pair.get_mut(usize::from(which.number())));
+        if let Some(order) = order
+            && let Some(record) = self.ledger.get_mut(entry)
+        {
+            record.node = self.chunks.push_warmest(order, entry.0).number();
             record.list = which.number();
         }
+    }
+
+    fn leave(&mut self, class: Class, record: Record) {
+        let which = Which::of(record.list);
         let pair = self.pairs.get_mut(usize::from(class.0));
-        if let Some(list) = pair.and_then(|pair| pair.get_mut(usize::from(which.number()))) {
-            list.length += 1;
-            let place = Place {
-                number: entry.0,
-                stamp,
-            };
-            list.order.push(place, list.length, &self.ledger);
+        if let Some(order) = pair.and_then(|pair| pair.get_mut(usize::from(which.number()))) {
+            self.chunks.remove(order, Place::of(record.node));
         }
     }
 
-    fn leave(&mut self, class: Class, which: Which) {
-        if let Some(list) = self.list_mut(class, which) {
-            list.length = list.length.saturating_sub(1);
-            if list.length == 0 {
-                list.order = Order::default();
-            }
+    /// Looks for room that is not used; no walk is under way.
+    fn tidy(&mut self, class: Class) {
+        for order in self
+            .pairs
+            .get_mut(usize::from(class.0))
+            .into_iter()
+            .flatten()
+        {
+            self.chunks.tidy(order, &mut self.ledger);
         }
     }
 
     /// Puts an entry at the warm end of a list.
     pub(super) fn move_to(&mut self, entry: EntryId, which: Which) {
-        let before = self.which(entry);
-        if let Some(class) = self.ledger.class(entry)
-            && let Some(before) = before
+        self.move_in_walk(entry, which);
+        if let Some(class) = self.ledger.class(entry) {
+            self.tidy(class);
+        }
+    }
+
+    /// The same for an entry that a walk came upon.
+    pub(super) fn move_in_walk(&mut self, entry: EntryId, which: Which) {
+        if let Some(record) = self.ledger.get(entry).copied()
+            && let Some(class) = self.ledger.class(entry)
         {
-            self.leave(class, before);
+            self.leave(class, record);
             self.push(entry, class, which);
         }
     }
 
     /// Forgets an entry; returns its key and where it was.
     pub(super) fn remove(&mut self, entry: EntryId) -> Option<(Tag, Which)> {
-        let (class, which) = (self.ledger.class(entry)?, self.which(entry)?);
+        let (class, record) = (self.ledger.class(entry)?, *self.ledger.get(entry)?);
         self.ledger.remove(entry)?;
-        self.leave(class, which);
-        Some((self.tag(entry)?, which))
+        self.leave(class, record);
+        Some((self.tag(entry)?, Which::of(record.list)))
+    }
+
+    /// Forgets victims of a class; `gone` is told the key of each and where it was.
+    pub(super) fn forget(
+        &mut self,
+        class: Class,
+        victims: &[EntryId],
+        mut gone: impl FnMut(Tag, Which),
+    ) {
+        let Some(pair) = self.pairs.get_mut(usize::from(class.0)) else {
+            return;
+        };
+        let (tags, chunks) = (&self.tags, &mut self.chunks);
+        self.ledger.forget(class, victims, |entry, record| {
+            let which = Which::of(record.list);
+            if let Some(order) = pair.get_mut(usize::from(which.number())) {
+                chunks.remove(order, Place::of(record.node));
+            }
+            if let Some(tag) = tags.get(entry.0) {
+                gone(*tag, which);
+            }
+        });
+    }
+
+    /// Fetches entries of a request: they will be looked at soon.
+    pub(super) fn prefetch(&self, entries: &[EntryId]) {
+        for entry in entries {
+            self.ledger.prefetch(*entry);
+        }
     }
 
     /// The key that an entry has, or had last.
@@ -178,32 +206,31 @@ impl TwoLists {
     /// Number of entries in a list.
     pub(super) fn length(&self, class: Class, which: Which) -> usize {
         let pair = self.pairs.get(usize::from(class.0));
-        let list = pair.and_then(|pair| pair.get(usize::from(which.number())));
-        list.map_or(0, |list| list.length)
+        let order = pair.and_then(|pair| pair.get(usize::from(which.number())));
+        order.map_or(0, Order::len)
     }
 
-    /// Begins a search for victims of a class. What it comes upon is to be put back.
-    pub(super) fn walk(&mut self, class: Class, need: usize) -> Walk {
-        for list in self
-            .pairs
-            .get_mut(usize::from(class.0))
-            .into_iter()
-            .flatten()
-        {
-            list.order.look_again();
-        }
+    /// Begins a search for victims; [`TwoLists::end`] ends it. Each entry is come upon once, and once
+    /// more for each time that it is moved to a warm end meanwhile.
+    pub(super) fn walk(need: usize) -> Walk {
         Walk {
             chosen: Vec::with_capacity(need),
-            passed: Default::default(),
+            lists: [OrderWalk::new(); 2],
         }
     }
 
     /// The coldest entry of a list that the search has not come upon yet.
-    pub(super) fn next(&mut self, class: Class, which: Which) -> Option<Place> {
+    pub(super) fn next(&mut self, class: Class, which: Which, walk: &mut Walk) -> Option<EntryId> {
         self.visited = self.visited.saturating_add(1);
-        let pair = self.pairs.get_mut(usize::from(class.0))?;
-        let list = pair.get_mut(usize::from(which.number()))?;
-        list.order.pop(&self.ledger)
+        let at = usize::from(which.number());
+        let order = self.pairs.get_mut(usize::from(class.0))?.get_mut(at)?;
+        let (ledger, tags) = (&self.ledger, &self.tags);
+        let ask = |number| {
+            ledger.prefetch(EntryId(number));
+            prefetch(tags.get(number));
+        };
+        let found = self.chunks.next(order, walk.lists.get_mut(at)?, &ask);
+        found.map(EntryId)
     }
 
     /// The next entry of a list that may go.
@@ -214,44 +241,29 @@ impl TwoLists {
         protected: &dyn Fn(EntryId) -> bool,
         walk: &mut Walk,
     ) -> Option<EntryId> {
-        while let Some(place) = self.next(class, which) {
-            if self.is_free(place, which, protected, walk) {
-                return Some(EntryId(place.number));
+        while let Some(entry) = self.next(class, which, walk) {
+            if self.is_free(entry, protected) {
+                return Some(entry);
             }
         }
         None
     }
 
-    /// Whether an entry that the search came upon may go; it keeps its place until it does.
-    pub(super) fn is_free(
-        &self,
-        place: Place,
-        which: Which,
-        protected: &dyn Fn(EntryId) -> bool,
-        walk: &mut Walk,
-    ) -> bool {
-        if let Some(passed) = walk.passed.get_mut(usize::from(which.number())) {
-            passed.push(place);
-        }
-        let entry = EntryId(place.number);
+    /// Whether an entry may go.
+    pub(super) fn is_free(&self, entry: EntryId, protected: &dyn Fn(EntryId) -> bool) -> bool {
         self.ledger.is_evictable(entry) && !protected(entry)
     }
 
-    /// Ends a search: what it came upon and is still there has its place again.
-    pub(super) fn put_back(&mut self, class: Class, walk: Walk) -> Vec<EntryId> {
-        let lists = self
+    /// Ends a search for victims of a class.
+    pub(super) fn end(&mut self, class: Class) {
+        for order in self
             .pairs
             .get_mut(usize::from(class.0))
             .into_iter()
-            .flatten();
-        for (list, passed) in lists.zip(walk.passed) {
-            for place in passed.into_iter().rev() {
-                if self.ledger.is_current(place) {
-                    list.order.put_back(place);
-                }
-            }
+            .flatten()
+        {
+            self.chunks.end(order);
         }
-        walk.chosen
     }
 
     /// See [`EvictionPolicy::remove_container`](super::EvictionPolicy::remove_container).
@@ -272,8 +284,6 @@ impl TwoLists {
 
     /// Bytes of memory held.
     pub(super) fn memory_bytes(&self) -> usize {
-        let lists = self.pairs.iter().flatten();
-        let orders: usize = lists.map(|list| list.order.memory_bytes()).sum();
-        self.ledger.memory_bytes() + self.tags.memory_bytes() + orders
+        self.ledger.memory_bytes() + self.tags.memory_bytes() + self.chunks.memory_bytes()
     }
 }

@@ -17,6 +17,10 @@ use crate::eviction::request::{Hint, Tag};
 
 /// Tokens of a block in traces of Mooncake's form.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
+/// Blocks of a request: a million tokens are 65,536 blocks of 16.
+const REQUEST_BLOCKS_MAX: u64 = 1 << 20;
+/// Different blocks of a trace: what the replay holds of each takes 4 GiB then.
+const UNIQUE_BLOCKS_MAX: usize = 1 << 28;
 /// The format named in the header of the other form.
 const RANGES: &str = "kvtrace-ranges-1";
 
@@ -78,6 +82,12 @@ pub const fn tag(block: u32) -> Tag {
 }
 
 impl Trace {
+    /// Blocks that its requests ask for.
+    pub fn requested(&self) -> u64 {
+        let ranges = self.requests.iter().flat_map(|request| &request.ranges);
+        ranges.map(|(_, count)| u64::from(*count)).sum()
+    }
+
     /// Reads a trace of either form.
     ///
     /// # Errors
@@ -101,9 +111,18 @@ impl Trace {
                 trace.read_header(&value, at)?;
                 continue;
             }
+            let asked = blocks_of(&value);
+            if asked > REQUEST_BLOCKS_MAX {
+                let most = format!("a request of {asked} blocks; at most {REQUEST_BLOCKS_MAX}");
+                return Err(Error::argument(format!("line {at} of the trace: {most}")));
+            }
             let mut request = trace.read_request(&value, &mut numbers).ok_or_else(|| {
                 Error::argument(format!("line {at} of the trace is not a request"))
             })?;
+            if numbers.0.len() > UNIQUE_BLOCKS_MAX {
+                let most = format!("more than {UNIQUE_BLOCKS_MAX} different blocks");
+                return Err(Error::argument(format!("line {at} of the trace: {most}")));
+            }
             // A clock that goes back stands still.
             latest = request.milliseconds.max(latest);
             request.milliseconds = latest;
@@ -181,6 +200,16 @@ impl Trace {
             ranges,
         })
     }
+}
+
+/// Blocks that a line says a request has, whatever else is wrong with it.
+fn blocks_of(value: &Value) -> u64 {
+    let list = |name: &str| value.get(name).and_then(Value::as_array);
+    let ids = list("hash_ids").map_or(0, |ids| u64::try_from(ids.len()).unwrap_or(u64::MAX));
+    let counts = list("r").into_iter().flatten().skip(1).step_by(2);
+    counts
+        .filter_map(Value::as_u64)
+        .fold(ids, u64::saturating_add)
 }
 
 /// A time that is not negative, nor beyond anything.

@@ -8,6 +8,7 @@ pub mod errno;
 pub mod fs;
 #[cfg(feature = "instrumented")]
 mod instrumented;
+pub(crate) mod pages;
 pub(crate) mod prefetch;
 pub mod process;
 pub mod sync;

@@ -4,12 +4,9 @@
 //! accesses waits for memory. So there is one pass in the order of the nodes, and one in that of
 //! the list, in which some nodes that come next are looked at together: those waits overlap.
 
-use super::{Lru, State};
+use super::{Lru, State, TOGETHER};
 use crate::eviction::containers::Slot;
 use crate::eviction::{EntryId, Placement};
-
-/// Nodes that are looked at together.
-const TOGETHER: usize = 64;
 
 impl Lru {
     /// See [`EvictionPolicy::fill`](crate::eviction::EvictionPolicy::fill).
@@ -50,13 +47,14 @@ impl Lru {
     /// Puts such a node at the warm end; the order of containers is left to be made at the end.
     fn append(&mut self, number: u32, container: Slot) {
         self.tick = self.tick.saturating_add(1);
-        if let Some(node) = self.nodes.get_mut(number) {
-            node.tick = self.tick;
-            node.state = State::Listed;
-        }
+        let Some(node) = self.nodes.get_mut(number) else {
+            return;
+        };
+        node.tick = self.tick.to_le_bytes();
+        node.state = State::Listed;
         let class = self.containers.last_access(container, self.tick);
-        if let Some(order) = class.and_then(|class| self.classes.get_mut(usize::from(class.0))) {
-            order.list.push_warmest(&mut self.nodes, number);
+        if let Some(own) = class.and_then(|class| self.classes.get_mut(usize::from(class.0))) {
+            node.place = self.chunks.push_warmest(&mut own.order, number);
         }
     }
 }

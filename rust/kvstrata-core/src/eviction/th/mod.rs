@@ -21,18 +21,22 @@ use self::table::{ClassNumber, Table};
 use self::tree::{Block, Queue, Run, Tree};
 use super::ledger::{Ledger, PinChange};
 use super::links::{Links, NONE};
+use super::order::Place;
 use super::request::{Arrival, Context, EndedKey, RequestId, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
 
-/// Keys the directory knows for each entry at most, where nothing else is said.
+/// Keys the directory knows at most, where nothing else is said: so many, or so many for each entry
+/// if those are more.
+const DIRECTORY_MAX: usize = 1 << 22;
 const DIRECTORY_FACTOR: usize = 8;
-/// Keys it may know in any case.
+/// Keys up to which it forgets none, however long ago they were used.
 const DIRECTORY_MIN: usize = 1 << 16;
 /// Entries without a request that form a run.
 const STRAY_RUN: u32 = 64;
 /// Depth of the first of them; others come before it.
 const STRAY_DEPTH: u32 = 1 << 20;
-/// Ticks of the horizon of [`EvictionPolicy::reuse_probability`].
+/// Ticks of the horizon of [`EvictionPolicy::reuse_probability`], and after which a ghost is
+/// forgotten.
 const HOUR: u32 = 3600 * TICKS_PER_SECOND;
 
 /// The policy; see the module.
@@ -63,6 +67,8 @@ pub struct Th {
     visited: u64,
     /// Known blocks of a request; kept for its memory.
     path: Vec<u32>,
+    /// Entries at the end of a run; kept for its memory.
+    ends: Vec<EntryId>,
 }
 
 impl Default for Th {
@@ -72,12 +78,13 @@ impl Default for Th {
 }
 
 impl Th {
-    /// A policy without entries whose directory has eight keys for each entry.
+    /// A policy without entries whose directory has the keys of the last hour.
     pub fn new() -> Self {
         Self::with_directory(None)
     }
 
-    /// A policy whose directory has at most so many keys, and the resident ones in any case.
+    /// A policy whose directory has at most so many keys, however old, and the resident ones in any
+    /// case; `None`: those of the last hour, up to four million or eight for each entry.
     pub fn with_directory(blocks_max: Option<usize>) -> Self {
         Self {
             tree: Tree::default(),
@@ -96,6 +103,7 @@ impl Th {
             last_block: NONE,
             visited: 0,
             path: Vec::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -129,7 +137,7 @@ impl Th {
             live_children: 0,
             beyond: 0,
             owner: self.owner,
-            by_age: Links::unlinked(),
+            by_age: Place::NOWHERE,
             by_class: Links::unlinked(),
             class,
             rows,
@@ -231,18 +239,42 @@ impl Th {
         number
     }
 
+    /// Keys that the directory may know.
+    fn directory_max(&self) -> usize {
+        self.directory_max.unwrap_or_else(|| {
+            let all = self.entries_max.saturating_mul(DIRECTORY_FACTOR);
+            all.max(DIRECTORY_MAX)
+        })
+    }
+
+    /// Forgets runs of ghosts that were not used for an hour, where no number of keys is given.
+    fn forget_old(&mut self) {
+        while self.directory_max.is_none()
+            && self.tree.len() > DIRECTORY_MIN
+            && let Some(number) = self.queues.oldest_dead()
+            && let Some(run) = self.tree.run(number)
+            && self.now.saturating_sub(run.last) >= HOUR
+        {
+            self.tree.prefetch_ghosts_beside(number);
+            self.trim_end(number);
+        }
+    }
+
     /// Forgets ghosts until the directory is as small as it has to be.
     fn trim(&mut self) {
-        let most = self.directory_max.unwrap_or_else(|| {
-            let all = self.entries_max.saturating_mul(DIRECTORY_FACTOR);
-            all.max(DIRECTORY_MIN)
-        });
+        let most = self.directory_max();
+        let mut trimmed = false;
         while self.tree.len() > most.max(self.ledger.len()) {
             let Some(run) = self.queues.oldest_dead() else {
                 self.trim_ends();
                 return;
             };
+            self.tree.prefetch_ghosts_beside(run);
             self.trim_end(run);
+            trimmed = true;
+        }
+        if trimmed && let Some(next) = self.queues.oldest_dead() {
+            self.tree.prefetch_ghosts(next);
         }
     }
 
@@ -278,7 +310,7 @@ impl Th {
             return;
         }
         self.queues.unqueue(&mut self.tree, number);
-        self.queues.remove_age(&mut self.tree, number);
+        self.queues.remove_age(&self.tree, number);
         self.tree.free_run(number);
         if let Some(parent) = self.tree.run_mut(run.parent) {
             parent.children = parent.children.saturating_sub(1);
@@ -291,14 +323,7 @@ impl Th {
 
     /// Forgets the ghosts at the ends of all runs: no run is there that is nothing but ghosts.
     fn trim_ends(&mut self) {
-        let mut all = Vec::new();
-        for mut number in self.queues.oldest() {
-            while let Some(run) = self.tree.run(number) {
-                all.push(number);
-                number = run.by_age.warmer();
-            }
-        }
-        for number in all {
+        for number in self.queues.oldest_first() {
             self.trim_end(number);
         }
     }
@@ -317,6 +342,7 @@ impl EvictionPolicy for Th {
 
     fn observe(&mut self, arrival: &Arrival<'_>, _resident: &[EntryId]) {
         self.request(arrival.class, arrival.tags, &arrival.context);
+        self.forget_old();
         self.trim();
     }
 
@@ -327,6 +353,7 @@ impl EvictionPolicy for Th {
     fn ended(&mut self, class: Class, keys: &[EndedKey]) {
         let tags: Vec<Tag> = keys.iter().map(|key| key.tag).collect();
         self.request(class, &tags, &Context::default());
+        self.forget_old();
         self.trim();
     }
 

@@ -6,20 +6,14 @@ use super::table::{BINS, ClassNumber, Table};
 use super::tree::{Queue, Run, Tree};
 use crate::chunked::Chunked;
 use crate::eviction::links::{Links, List, NONE, Nodes};
+use crate::eviction::order::{Chunks, Order, Walk};
 
 /// Steps that are taken to find the place of a run that becomes a leaf late.
 const STEPS_MAX: usize = 16;
+/// Runs that become older together.
+const TOGETHER: usize = 16;
 /// Candidates kept beyond those that a rebuild finds.
 const SPARE_CANDIDATES: usize = 4096;
-
-/// The lists by age.
-pub(super) struct ByAge<'a>(pub(super) &'a mut Chunked<Run>);
-
-impl Nodes for ByAge<'_> {
-    fn links(&mut self, number: u32) -> Option<&mut Links> {
-        self.0.get_mut(number).map(|run| &mut run.by_age)
-    }
-}
 
 /// The lists by class and age.
 struct ByClass<'a>(&'a mut Chunked<Run>);
@@ -141,7 +135,8 @@ impl Leaves {
 #[derive(Debug)]
 pub(super) struct Queues {
     /// All runs by bin of their age when they were looked at last.
-    ages: [List; BINS],
+    ages: [Order; BINS],
+    chunks: Chunks,
     /// Dead runs by bin of age.
     dead: [List; BINS],
     /// Leaves by class of rows.
@@ -149,9 +144,10 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            ages: [List::new(); BINS],
+            ages: [Order::default(); BINS],
+            chunks: Chunks::default(),
             dead: [List::new(); BINS],
             leaves: Vec::new(),
         }
@@ -178,34 +174,47 @@ impl Queues {
 
     /// Makes a run the youngest of all.
     pub(super) fn push_youngest(&mut self, tree: &mut Tree, number: u32) {
-        if let Some(run) = tree.run_mut(number) {
-            run.bin = 0;
-        }
-        if let Some(list) = self.ages.first_mut() {
-            list.push_warmest(&mut ByAge(tree.runs_mut()), number);
+        self.push_age(tree, number, 0);
+    }
+
+    /// Makes a run the youngest of an age.
+    fn push_age(&mut self, tree: &mut Tree, number: u32, bin: usize) {
+        if let Some(order) = self.ages.get_mut(bin)
+            && let Some(run) = tree.run_mut(number)
+        {
+            run.bin = u8::try_from(bin).unwrap_or(run.bin);
+            run.by_age = self.chunks.push_warmest(order, number);
+            self.chunks.tidy(order, tree.runs_mut());
         }
     }
 
-    /// Puts a run beside another one of the same age.
+    /// Puts a run beside another one of the same age, on its younger side.
     pub(super) fn push_beside(&mut self, tree: &mut Tree, other: u32, number: u32) {
-        let Some(bin) = tree.run(other).map(|run| run.bin) else {
+        let Some((bin, place)) = tree.run(other).map(|run| (run.bin, run.by_age)) else {
             return;
         };
-        if let Some(run) = tree.run_mut(number) {
+        let Some(order) = self.ages.get_mut(usize::from(bin)) else {
+            return;
+        };
+        let runs = tree.runs_mut();
+        let colder = self.chunks.insert_colder_than(order, place, other, runs);
+        self.chunks.replace(place, number);
+        if let Some(other) = runs.get_mut(other) {
+            other.by_age = colder;
+        }
+        if let Some(run) = runs.get_mut(number) {
             run.bin = bin;
+            run.by_age = place;
         }
-        if let Some(list) = self.ages.get_mut(usize::from(bin)) {
-            list.insert_warmer_than(&mut ByAge(tree.runs_mut()), other, number);
-        }
+        self.chunks.tidy(order, runs);
     }
 
     /// Takes a run out of the order of all runs.
-    pub(super) fn remove_age(&mut self, tree: &mut Tree, number: u32) {
-        let Some(bin) = tree.run(number).map(|run| run.bin) else {
-            return;
-        };
-        if let Some(list) = self.ages.get_mut(usize::from(bin)) {
-            list.unlink(&mut ByAge(tree.runs_mut()), number);
+    pub(super) fn remove_age(&mut self, tree: &Tree, number: u32) {
+        if let Some(run) = tree.run(number)
+            && let Some(order) = self.ages.get_mut(usize::from(run.bin))
+        {
+            self.chunks.remove(order, run.by_age);
         }
     }
 
@@ -291,30 +300,52 @@ impl Queues {
 
     fn advance_bin(&mut self, tree: &mut Tree, table: &mut Table, bin: usize, now: u32) {
         let bound = table.start(bin + 1);
+        let mut walk = Walk::new();
+        let mut due = Vec::with_capacity(TOGETHER);
         loop {
-            let number = self.ages.get(bin).map_or(NONE, |list| list.coldest());
-            let Some(run) = tree.run(number) else {
+            let Some(order) = self.ages.get_mut(bin) else {
                 return;
             };
-            let age = now.saturating_sub(run.last);
-            if age < bound {
-                return;
+            while due.len() < TOGETHER {
+                let ask = |number| tree.prefetch_run(number);
+                let next = self.chunks.next(order, &mut walk, &ask);
+                let is_due = |number: &u32| {
+                    let run = tree.run(*number);
+                    run.is_some_and(|run| now.saturating_sub(run.last) >= bound)
+                };
+                let Some(number) = next.filter(is_due) else {
+                    break;
+                };
+                tree.prefetch_beside(number);
+                due.push(number);
             }
-            tree.prefetch_run(run.by_age.warmer());
-            let (class, blocks, queue) = (run.class, run.len, run.queue);
-            let next = table.bin(age);
-            table.age(class, bin, next, blocks);
-            self.unqueue(tree, number);
-            self.remove_age(tree, number);
-            if let Some(run) = tree.run_mut(number) {
-                run.bin = u8::try_from(next).unwrap_or(run.bin);
+            let is_end = due.len() < TOGETHER;
+            for number in due.drain(..) {
+                self.move_on(tree, table, number, now);
             }
-            if let Some(list) = self.ages.get_mut(next) {
-                list.push_warmest(&mut ByAge(tree.runs_mut()), number);
+            if is_end {
+                break;
             }
-            let first = self.enqueue(tree, number, queue);
-            self.offer(tree, table, first, now);
         }
+        if let Some(order) = self.ages.get_mut(bin) {
+            self.chunks.end(order);
+            self.chunks.tidy(order, tree.runs_mut());
+        }
+    }
+
+    /// Moves a run to the lists of its age.
+    fn move_on(&mut self, tree: &mut Tree, table: &mut Table, number: u32, now: u32) {
+        let Some(run) = tree.run(number) else {
+            return;
+        };
+        let (bin, class, blocks, queue) = (run.bin, run.class, run.len, run.queue);
+        let next = table.bin(now.saturating_sub(run.last));
+        table.age(class, usize::from(bin), next, blocks);
+        self.unqueue(tree, number);
+        self.remove_age(tree, number);
+        self.push_age(tree, number, next);
+        let first = self.enqueue(tree, number, queue);
+        self.offer(tree, table, first, now);
     }
 
     /// The dead run that was used longest ago, about.
@@ -323,10 +354,17 @@ impl Queues {
         lists.map(|list| list.coldest()).find(|run| *run != NONE)
     }
 
-    /// The first runs of all lists by age, oldest first.
-    pub(super) fn oldest(&self) -> impl Iterator<Item = u32> + '_ {
-        let lists = self.ages.iter().rev();
-        lists.map(|list| list.coldest()).filter(|run| *run != NONE)
+    /// All runs, oldest first, about.
+    pub(super) fn oldest_first(&mut self) -> Vec<u32> {
+        let mut all = Vec::new();
+        for order in self.ages.iter_mut().rev() {
+            let mut walk = Walk::new();
+            while let Some(run) = self.chunks.next(order, &mut walk, &|_| {}) {
+                all.push(run);
+            }
+            self.chunks.end(order);
+        }
+        all
     }
 
     /// Looks at the first runs of all lists of a class of rows.
@@ -360,7 +398,8 @@ impl Queues {
                 + leaves.occupied.capacity() * size_of::<u64>()
                 + leaves.candidates.capacity() * size_of::<Candidate>()
         };
-        self.leaves.iter().map(of).sum()
+        let leaves: usize = self.leaves.iter().map(of).sum();
+        leaves + self.chunks.memory_bytes()
     }
 }
 

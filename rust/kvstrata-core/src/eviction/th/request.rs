@@ -17,7 +17,7 @@ const REFRESH_SHARE: usize = 128;
 const REWRITTEN_BLOCKS: u32 = 4;
 const REWRITTEN_SHARE: u32 = 5;
 /// Keys of a request that are asked for before the first of them is looked for.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
 /// Runs of another's path that are looked at.
 const CHAIN_MAX: usize = 64;
 
@@ -95,20 +95,25 @@ impl Th {
     fn find_known(&self, tags: &[Tag], path: &mut Vec<u32>) {
         path.clear();
         let mut guess = NONE;
-        let mut asked = 0;
-        for (at, tag) in tags.iter().enumerate() {
-            let next = guess.wrapping_add(1);
-            if asked <= at && !self.tree.has_at(*tag, next) {
-                for ahead in tags.iter().skip(at).take(AHEAD) {
-                    self.tree.prefetch_tag(*ahead);
+        for (first, together) in tags.chunks(AHEAD).enumerate() {
+            if first == 0 {
+                for tag in together {
+                    self.tree.prefetch_tag(*tag);
                 }
-                asked = at + AHEAD;
             }
-            let Some(found) = self.tree.find(*tag, next) else {
-                return;
-            };
-            path.push(found);
-            guess = found;
+            for tag in together {
+                self.tree.prefetch_block_of(*tag);
+            }
+            for tag in tags.iter().skip((first + 1) * AHEAD).take(AHEAD) {
+                self.tree.prefetch_tag(*tag);
+            }
+            for tag in together {
+                let Some(found) = self.tree.find(*tag, guess.wrapping_add(1)) else {
+                    return;
+                };
+                path.push(found);
+                guess = found;
+            }
         }
     }
 
@@ -407,6 +412,9 @@ impl Th {
             let Some(run) = self.tree.run(piece.run).copied() else {
                 continue;
             };
+            if let Some(block) = self.tree.block(run.live_tail) {
+                self.ledger.prefetch(EntryId(block.entry));
+            }
             let frequency = if piece.new {
                 1
             } else {
@@ -414,7 +422,7 @@ impl Th {
                 self.table
                     .hit(run.class, usize::from(run.bin), age, run.len);
                 self.queues.unqueue(&mut self.tree, piece.run);
-                self.queues.remove_age(&mut self.tree, piece.run);
+                self.queues.remove_age(&self.tree, piece.run);
                 run.frequency.saturating_add(1)
             };
             let class = self.table.class(features.of_run(frequency));

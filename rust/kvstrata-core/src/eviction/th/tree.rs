@@ -6,10 +6,15 @@
 
 use super::table::ClassNumber;
 use crate::chunked::Chunked;
+use crate::eviction::EntryId;
 use crate::eviction::by_tag::ByTag;
 use crate::eviction::links::{Links, NONE};
+use crate::eviction::order::{Entries, Place};
 use crate::eviction::request::Tag;
 use crate::sys::prefetch::prefetch;
+
+/// Ghosts of a run that are asked for before they go.
+const GHOSTS_AHEAD: usize = 32;
 
 /// A key: 24 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +67,7 @@ pub(super) struct Run {
     /// Its owner.
     pub(super) owner: u32,
     /// Its place among all runs of its age.
-    pub(super) by_age: Links,
+    pub(super) by_age: Place,
     /// Its place among the leaves of its class and age.
     pub(super) by_class: Links,
     pub(super) class: ClassNumber,
@@ -90,6 +95,14 @@ impl Run {
     /// Whether its deepest resident block can go without making others useless.
     pub(super) const fn is_leaf(&self) -> bool {
         self.live > 0 && self.live_children == 0
+    }
+}
+
+impl Entries for Chunked<Run> {
+    fn moved(&mut self, number: u32, place: Place) {
+        if let Some(run) = self.get_mut(number) {
+            run.by_age = place;
+        }
     }
 }
 
@@ -153,6 +166,31 @@ impl Tree {
     /// Fetches the place of a tag: it will be looked for soon.
     pub(super) fn prefetch_tag(&self, tag: Tag) {
         self.by_tag.prefetch(tag);
+    }
+
+    /// Fetches the block that a tag may have; its place was fetched before.
+    pub(super) fn prefetch_block_of(&self, tag: Tag) {
+        if let Some(number) = self.by_tag.guess(tag) {
+            prefetch(self.blocks.get(number));
+        }
+    }
+
+    /// Fetches the end of a run that was fetched before, and the run that comes next in its list.
+    pub(super) fn prefetch_end(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            prefetch(self.blocks.get(run.tail));
+            prefetch(self.blocks.get(run.live_tail));
+            prefetch(self.runs.get(run.by_class.warmer()));
+            prefetch(self.runs.get(run.parent));
+        }
+    }
+
+    /// Fetches the neighbours of a run in the list of its class and age.
+    pub(super) fn prefetch_beside(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            prefetch(self.runs.get(run.by_class.colder()));
+            prefetch(self.runs.get(run.by_class.warmer()));
+        }
     }
 
     /// Fetches a run.
@@ -248,6 +286,31 @@ impl Tree {
                 return Some(at);
             }
             at = self.before(at)?;
+        }
+    }
+
+    /// The entries of the resident blocks from `number` on upwards in its run.
+    pub(super) fn residents_from(&self, number: u32) -> impl Iterator<Item = EntryId> + '_ {
+        let next = |at: &u32| self.resident_from(self.before(*at)?);
+        let blocks = core::iter::successors(self.resident_from(number), next);
+        blocks.filter_map(|at| self.blocks.get(at).map(|block| EntryId(block.entry)))
+    }
+
+    /// Fetches the places of the tags that go when ghosts at the end of a run do, or of the first of
+    /// them.
+    pub(super) fn prefetch_ghosts(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            for tag in self.tags_from(run.tail, run.live_tail).take(GHOSTS_AHEAD) {
+                self.prefetch_tag(tag);
+            }
+            self.prefetch_end(run.by_class.warmer());
+        }
+    }
+
+    /// The same of the run that comes next in its list.
+    pub(super) fn prefetch_ghosts_beside(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            self.prefetch_ghosts(run.by_class.warmer());
         }
     }
 

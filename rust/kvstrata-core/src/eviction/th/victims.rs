@@ -124,17 +124,17 @@ impl Th {
         let Some(run) = self.tree.run(candidate.run).copied() else {
             return;
         };
-        let mut at = self.tree.resident_from(run.live_tail);
+        // All are asked for before the first of them is looked at.
+        let most = need - search.chosen.len();
+        let mut entries = core::mem::take(&mut self.ends);
+        entries.clear();
+        entries.extend(self.tree.residents_from(run.live_tail).take(most));
+        for entry in &entries {
+            self.ledger.prefetch(*entry);
+        }
         let mut left = run.live;
-        while let Some(number) = at {
-            if search.chosen.len() == need {
-                return;
-            }
-            let Some(block) = self.tree.block(number) else {
-                break;
-            };
+        for entry in entries.iter().copied() {
             self.visited = self.visited.saturating_add(1);
-            let entry = EntryId(block.entry);
             if !self.ledger.is_evictable(entry) {
                 search.parked.push(candidate.run);
                 break;
@@ -144,8 +144,10 @@ impl Th {
             }
             search.chosen.push(entry);
             left = left.saturating_sub(1);
-            let before = self.tree.before(number);
-            at = before.and_then(|number| self.tree.resident_from(number));
+        }
+        self.ends = entries;
+        if search.chosen.len() == need && left > 0 {
+            return;
         }
         if run.queue == super::tree::Queue::Leaf {
             self.push_later(run.by_class.warmer(), search);
@@ -168,6 +170,7 @@ impl Th {
             class: run.class,
             bin: run.bin,
         };
+        self.tree.prefetch_end(number);
         search.later.push(later);
     }
 
