@@ -155,3 +155,16 @@ fn it_finds_the_bucket_by_the_style_by_which_a_tier_does() {
         assert_eq!((report.removed_rows, report.kept_rows), (4, 0), "{only:?}");
     }
 }
+
+#[test]
+fn a_listing_that_goes_in_a_circle_is_an_error() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 3);
+    bucket.list_in_circles();
+    let begun = Instant::now();
+    let giving_up = || begun.elapsed() > 3 * SOON;
+    let said = gc(&options(&bucket.endpoint()), EVERYTHING, &giving_up).unwrap_err();
+    let said = said.to_string();
+    assert!(said.contains("the same objects again and again"), "{said}");
+    assert_eq!(row_names(&bucket).len(), 3);
+}

@@ -1,11 +1,15 @@
 //! Peers that pause, and such that are not there: what a pause costs, and what it is called.
-#![expect(clippy::unwrap_used, reason = "a test fails where these fail")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test fails where these fail, and measures"
+)]
 
 mod object_support;
 mod tier_support;
 
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvstrata_core::job::Outcome;
 use kvstrata_core::object::ObjectOptions;
@@ -37,6 +41,30 @@ fn a_pause_longer_than_a_tenth_of_the_deadline_does_not_cost_a_store() {
     assert_eq!(result.outcomes, [Outcome::Ok], "{result:?}");
     assert!(harness.stat("retries") > 0);
     assert_eq!(harness.stat("retries_refused"), 0);
+}
+
+#[test]
+fn a_peer_that_takes_a_body_sip_by_sip_has_a_slot_no_longer_than_the_deadline() {
+    let bucket = Bucket::start().unwrap();
+    let deadline = Duration::from_secs(2);
+    let mut large = ObjectOptions {
+        deadline,
+        ..options(&bucket.endpoint())
+    };
+    for bytes in large.row_bytes.values_mut() {
+        *bytes = 32 << 20;
+    }
+    let mut harness = open_hasty(large, 1);
+    // Never so long a pause that the kernel gives the connection up; 25 s for the whole row.
+    let sips = BucketFault::Sip(64 << 10, Duration::from_millis(50));
+    bucket.rule(Rule::rows(&[Method::Put], sips));
+    harness.wipe();
+    let begun = Instant::now();
+    let job = harness.job();
+    harness.tier.store(job, &keys(0..1), &[0]).unwrap();
+    assert_eq!(harness.result(job).outcomes, [Outcome::Timeout]);
+    assert!(begun.elapsed() < 3 * deadline, "{:?}", begun.elapsed());
+    harness.tier.close(Duration::ZERO).unwrap();
 }
 
 /// A port of this machine at which connections are neither taken nor refused, while these live.

@@ -209,10 +209,16 @@ pub(super) fn chain_of(error: &dyn StdError) -> String {
     text
 }
 
+/// A text as one line without what a terminal would obey: servers' words are in it.
+pub(super) fn one_line(text: &str) -> String {
+    let parts = text.split(|c: char| c.is_whitespace() || c.is_control());
+    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    parts.join(" ")
+}
+
 /// One line of bounded length.
 fn shortened(chain: &str) -> String {
-    let line: Vec<&str> = chain.split_whitespace().collect();
-    let line = line.join(" ");
+    let line = one_line(chain);
     match line.char_indices().nth(TEXT_MAX) {
         Some((at, _)) => format!("{}...", line.get(..at).unwrap_or("")),
         None => line,
@@ -307,5 +313,6 @@ mod tests {
     fn texts_are_bounded() {
         assert!(shortened(&"x".repeat(1000)).len() < 310);
         assert_eq!(shortened("a \n b"), "a b");
+        assert_eq!(shortened("a\u{1b}[2J\u{9b}b\0"), "a [2J b");
     }
 }

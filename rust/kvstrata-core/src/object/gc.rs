@@ -152,9 +152,14 @@ impl Run<'_> {
         let mut listed = store.list(prefix.as_ref()).ready_chunks(BATCH_NAMES);
         let mut namespaces = Namespaces::new();
         let mut probes = Vec::new();
+        let mut circle = Circle::default();
         while let Some(batch) = self.in_time(listed.next()).await? {
             for meta in batch {
                 let meta = meta.map_err(|error| Failure::of(&error))?;
+                if circle.closes_at(&meta.location) {
+                    let text = "the listing names the same objects again and again";
+                    return Err(Failure::new(FailureKind::Other, text));
+                }
                 let stored_at = meta.last_modified.timestamp();
                 let mut parts = meta.location.parts().skip(depth);
                 let Some(first) = parts.next() else { continue };
@@ -265,6 +270,25 @@ impl Run<'_> {
         if left.get() == 0 {
             report.emptied.push(going.namespace.name.clone());
         }
+    }
+}
+
+/// Notices a listing that goes in a circle, without keeping its names: one name is looked out for,
+/// another one after twice as many each time.
+#[derive(Default)]
+struct Circle {
+    name: Option<Path>,
+    seen: u64,
+}
+
+impl Circle {
+    fn closes_at(&mut self, name: &Path) -> bool {
+        let closes = self.name.as_ref() == Some(name);
+        self.seen = self.seen.saturating_add(1);
+        if self.seen.is_power_of_two() {
+            self.name = Some(name.clone());
+        }
+        closes
     }
 }
 

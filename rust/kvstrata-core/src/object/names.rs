@@ -10,6 +10,7 @@ use core::fmt;
 
 use object_store::path::Path;
 
+use crate::format::row_table::EPOCH_LAST;
 use crate::key::Key;
 use crate::namespace::layout::{EPOCHS_NAME, MANIFEST_NAME, ROWS_NAME};
 
@@ -36,7 +37,7 @@ impl fmt::Display for Epoch {
 }
 
 impl Epoch {
-    /// Reads an epoch's name.
+    /// Reads an epoch's name; beyond [`EPOCH_LAST`] there are none.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (number, suffix) = match name.split_once('-') {
@@ -47,7 +48,8 @@ impl Epoch {
             number: number.parse().ok()?,
             suffix,
         };
-        (epoch.to_string() == name && epoch.number > 0).then_some(epoch)
+        let able = (1..=EPOCH_LAST).contains(&epoch.number);
+        (epoch.to_string() == name && able).then_some(epoch)
     }
 }
 
@@ -110,10 +112,11 @@ impl Names {
     /// The epoch whose rows an object below [`rows`](Self::rows) is among.
     #[must_use]
     pub fn epoch_of(&self, path: &Path) -> Option<Epoch> {
-        let rows = path.as_ref().strip_prefix(&self.base)?;
-        let rows = rows.strip_prefix('/')?.strip_prefix(ROWS_NAME)?;
-        let (epoch, _) = rows.strip_prefix('/')?.split_once('/')?;
-        Epoch::parse(epoch)
+        // Part by part: characters of the prefix may be written in another way.
+        let rows = self.rows();
+        let mut parts = path.prefix_match(&rows)?;
+        let epoch = Epoch::parse(parts.next()?.as_ref());
+        epoch.filter(|_| parts.next().is_some())
     }
 
     /// A name after which, in the order of names, exactly the fan-outs from `fan_out` on come.

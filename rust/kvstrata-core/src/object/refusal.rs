@@ -7,6 +7,7 @@ use object_store::client::HttpRequest;
 use reqwest::{Method, StatusCode, header};
 
 use crate::object::FailureKind;
+use crate::object::failure::one_line;
 
 /// Most characters of a server's own words that are kept.
 const MESSAGE_MAX: usize = 200;
@@ -123,7 +124,9 @@ impl Asked {
     pub(super) fn of(request: &HttpRequest) -> Self {
         let uri = request.uri();
         let scheme = uri.scheme_str().unwrap_or("");
+        // Without a user's name and password.
         let host = uri.authority().map_or("", |host| host.as_str());
+        let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
         let headers = request.headers();
         let has = |name: &str, value: &str| {
             headers.get(name).map(header::HeaderValue::as_bytes) == Some(value.as_bytes())
@@ -146,18 +149,25 @@ impl Asked {
 impl Refusal {
     /// The answer of this status with this text to a request.
     pub(super) fn new(status: StatusCode, body: &str, request: Asked) -> Self {
-        let code = element(body, "Code").filter(|code| code.len() <= CODE_MAX);
+        let word = |code: &String| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+            code.len() <= CODE_MAX && code.chars().all(plain)
+        };
+        let code = element(body, "Code").filter(word);
         let message = match element(body, "Message") {
             Some(message) => message,
             // A page of a proxy, or whatever has no code; what echoes a request is not told.
             None if code.is_none() && !body.contains('<') => body.to_owned(),
             None => String::new(),
         };
-        let words: Vec<&str> = message.split_whitespace().collect();
+        let message = Some(message).filter(|message| !echoes(message));
         Self {
             status,
             code,
-            message: words.join(" ").chars().take(MESSAGE_MAX).collect(),
+            message: one_line(&message.unwrap_or_default())
+                .chars()
+                .take(MESSAGE_MAX)
+                .collect(),
             request,
         }
     }
@@ -172,7 +182,10 @@ impl Refusal {
         of_code.unwrap_or_else(|| match self.status.as_u16() {
             301..=303 | 305..=308 | 405 => FailureKind::Addressing,
             // What is no object store, or one that takes the path for a bucket's name, has no code.
-            400 if self.code.is_none() => FailureKind::Addressing,
+            // Answers to HEAD never have one.
+            400 if self.code.is_none() && self.request.method != Method::HEAD => {
+                FailureKind::Addressing
+            }
             401 | 403 => FailureKind::Denied,
             404 if self.request.condition == Condition::Same => FailureKind::Changed,
             404 => FailureKind::Missing,
@@ -204,6 +217,13 @@ impl fmt::Display for Refusal {
 }
 
 impl core::error::Error for Refusal {}
+
+/// Whether a server's words repeat headers of the request, of which some are secret.
+fn echoes(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    let headers = ["authorization", "x-amz-", "x-ms-", "x-goog-", "bearer "];
+    headers.iter().any(|header| message.contains(header))
+}
 
 /// The text of the first element of this name.
 fn element(body: &str, name: &str) -> Option<String> {
@@ -312,5 +332,33 @@ mod tests {
         assert!(!page.to_string().contains("hidden"), "{page}");
         let plain = Refusal::new(StatusCode::BAD_GATEWAY, &"no ".repeat(999), asked(None));
         assert!(plain.to_string().len() < 300, "{plain}");
+        for echo in [
+            "{\"X-Amz-Security-Token\": \"hidden\"}",
+            "<Message>Authorization: hidden</Message>",
+        ] {
+            let echo = Refusal::new(StatusCode::BAD_REQUEST, echo, asked(None));
+            assert!(!echo.to_string().contains("hidden"), "{echo}");
+        }
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.uri_mut() = "http://user:hidden@host:1/path".parse().unwrap();
+        let asked = Asked::of(&request);
+        assert_eq!(asked.url, "http://host:1/path");
+    }
+
+    #[test]
+    fn a_servers_words_neither_end_the_line_nor_reach_a_terminal() {
+        let body = "<Code>A\nERROR b</Code><Message>a\u{1b}[2J\r\nb\u{9b}</Message>";
+        let told = Refusal::new(StatusCode::CONFLICT, body, asked(None)).to_string();
+        assert!(!told.chars().any(char::is_control), "{told}");
+        assert!(told.starts_with("409 Conflict: a [2J b ("), "{told}");
+    }
+
+    #[test]
+    fn a_400_without_a_code_says_where_the_bucket_is_not_unless_no_answer_has_one() {
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.method_mut() = Method::HEAD;
+        let head = Refusal::new(StatusCode::BAD_REQUEST, "", Asked::of(&request));
+        assert_eq!(head.kind(), FailureKind::Rejected);
+        assert_eq!(kind(400, "", None), FailureKind::Addressing);
     }
 }

@@ -1,11 +1,12 @@
 //! One row between its slot and its object.
 
+use core::panic::AssertUnwindSafe;
 use core::pin::pin;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use futures_util::{FutureExt, StreamExt};
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, GetResult, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
@@ -23,6 +24,11 @@ use crate::object::signing::put_with;
 use crate::object::slot::lend;
 use crate::object::{Failure, FailureKind, Store};
 use crate::sys::sync::Arc;
+
+/// Longest piece of a body. The client, when its request is given up, still writes the pieces that
+/// it has taken, less than 700 KiB of them; one piece of the whole slot would keep it in use for as
+/// long as a slow network takes. Shorter ones cost more calls of the kernel.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// A row and its slot.
 #[derive(Clone, Debug)]
@@ -201,6 +207,15 @@ pub async fn get_header(store: &Store, row: &Row) -> Result<Option<String>, Read
     }
 }
 
+/// A header and what follows it, which the client takes piece by piece.
+fn in_pieces(header: Bytes, mut rest: Bytes) -> PutPayload {
+    let pieces = core::iter::from_fn(|| {
+        let next = rest.split_to(rest.len().min(PIECE_BYTES));
+        (!next.is_empty()).then_some(next)
+    });
+    core::iter::once(header).chain(pieces).collect()
+}
+
 /// Writes a row's object from its slot, in one request. Returns only when nothing reads the slot
 /// any more, which may be a little after `deadline`, or after `stop` became true.
 ///
@@ -233,15 +248,18 @@ pub async fn put(
         }),
     };
     let options = put_with(mode, checksum.after(&header));
-    let payload: PutPayload = [Bytes::copy_from_slice(&header), body]
-        .into_iter()
-        .collect();
+    let payload = in_pieces(Bytes::copy_from_slice(&header), body);
     let ended = {
         // The request, and with it our copies of the bytes, are gone at the end of this block.
-        let request = timeout_at(deadline.into(), store.put_opts(&row.path, payload, options));
+        let request = AssertUnwindSafe(store.put_opts(&row.path, payload, options));
+        let request = timeout_at(deadline.into(), request.catch_unwind());
         let stopped = pin!(stop.wait_for(|stop| *stop));
         match select(pin!(request), stopped).await {
-            Either::Left((Ok(result), _)) => Some(result.map_err(|error| Failure::of(&error))),
+            Either::Left((Ok(Ok(result)), _)) => Some(result.map_err(|error| Failure::of(&error))),
+            Either::Left((Ok(Err(_)), _)) => {
+                let text = "the request panicked";
+                Some(Err(Failure::new(FailureKind::Other, text)))
+            }
             Either::Left((Err(_), _)) | Either::Right(_) => None,
         }
     };

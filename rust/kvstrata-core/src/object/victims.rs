@@ -32,7 +32,8 @@ pub(super) fn shrink(
     now: i64,
     goes: &mut Vec<(String, Found)>,
 ) {
-    let mut bytes: u64 = namespaces.values().flatten().map(|row| row.bytes).sum();
+    let sizes = namespaces.values().flatten().map(|row| row.bytes);
+    let mut bytes = sizes.fold(0, u64::saturating_add);
     let idle_before = now.saturating_sub(seconds(IDLE_AFTER));
     let mut idle: Vec<(i64, String)> = namespaces
         .iter()

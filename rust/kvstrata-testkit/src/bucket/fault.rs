@@ -26,6 +26,8 @@ pub enum BucketFault {
     Hold,
     /// The body of its answer comes so many bytes at a time, with a pause after each.
     Trickle(usize, Duration),
+    /// Its own body is taken so many bytes at a time, with a pause after each.
+    Sip(usize, Duration),
     /// The connection is reset before it is answered.
     Reset,
     /// The connection is reset in the middle of its answer's body, or of its own.

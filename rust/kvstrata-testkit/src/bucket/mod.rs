@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     pub(crate) unconditional: AtomicBool,
     pub(crate) trusting: AtomicBool,
+    pub(crate) from_the_start: AtomicBool,
+    pub(crate) in_circles: AtomicBool,
     pub(crate) checked: AtomicUsize,
     pub(crate) newest: Mutex<Option<Newest>>,
     pub(crate) only_style: Mutex<Option<Style>>,
@@ -113,6 +115,16 @@ impl Bucket {
     /// Has the server overwrite whatever is there, as older ones do: it ignores conditions.
     pub fn ignore_conditions(&self) {
         self.shared.unconditional.store(true, Ordering::Release);
+    }
+
+    /// Has listings begin with the first name, wherever they are asked to.
+    pub fn list_from_the_start(&self) {
+        self.shared.from_the_start.store(true, Ordering::Release);
+    }
+
+    /// Has listings never end: each page is the first, and says that it is followed by another.
+    pub fn list_in_circles(&self) {
+        self.shared.in_circles.store(true, Ordering::Release);
     }
 
     /// Has the server believe that bodies are what was sent, which costs less.

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 
 use super::http::Head;
+use super::{Shared, locked};
 
 /// Names on one page of a listing.
 const PAGE: usize = 1000;
@@ -130,17 +132,22 @@ fn read(object: &Object, range: Option<&str>) -> Answer {
 }
 
 /// A page of names. Objects are from a time at which no namespace is idle.
-pub(super) fn list(objects: &BTreeMap<String, Object>, head: &Head) -> Answer {
+pub(super) fn list(shared: &Shared, head: &Head) -> Answer {
+    let objects = locked(&shared.objects);
+    let circles = shared.in_circles.load(Ordering::Acquire);
+    let unaware = shared.from_the_start.load(Ordering::Acquire);
     let prefix = head.asked("prefix");
     let delimiter = head.asked("delimiter");
     let after = match head.asked("continuation-token") {
+        _ if circles => "",
+        "" if unaware => "",
         "" => head.asked("start-after"),
         token => token,
     };
     let mut text = String::from("<?xml version=\"1.0\"?><ListBucketResult>");
     let mut common = BTreeSet::new();
     let (mut listed, mut last) = (0_usize, "");
-    let mut more = false;
+    let mut more = circles;
     let names = objects
         .iter()
         .filter(|(name, _)| name.starts_with(prefix) && name.as_str() > after);

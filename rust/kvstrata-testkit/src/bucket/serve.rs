@@ -105,6 +105,23 @@ fn is_whole(head: &Head, body: &[u8], shared: &Shared) -> bool {
     right
 }
 
+/// Takes a request's body.
+fn take(
+    reader: &mut BufReader<TcpStream>,
+    body: &mut [u8],
+    fault: Option<BucketFault>,
+) -> io::Result<()> {
+    let Some(BucketFault::Sip(bytes, pause)) = fault else {
+        return reader.read_exact(body);
+    };
+    for sip in body.chunks_mut(bytes.max(1)) {
+        reader.read_exact(sip)?;
+        #[expect(clippy::disallowed_methods, reason = "a test double")]
+        thread::sleep(pause);
+    }
+    Ok(())
+}
+
 /// Serves one request; false when the connection is not to be used again.
 fn one(
     reader: &mut BufReader<TcpStream>,
@@ -151,12 +168,12 @@ fn one(
         reset(stream);
         return Ok(false);
     }
-    reader.read_exact(&mut body)?;
+    take(reader, &mut body, fault)?;
     let answer = match fault {
         _ if !is_whole(head, &body, shared) => Answer::status(400, "BadDigest"),
         Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
         Some(BucketFault::Refuse(status, code)) => Answer::status(status, code),
-        _ if method == Method::List => list(&locked(&shared.objects), head),
+        _ if method == Method::List => list(shared, head),
         _ => {
             let version = shared.versions.fetch_add(1, Ordering::Relaxed);
             let mut head = head.clone();

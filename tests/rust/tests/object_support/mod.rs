@@ -16,6 +16,7 @@
 pub mod place;
 pub mod s3s_server;
 pub mod servers;
+pub mod troubled;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -43,6 +43,8 @@ impl ObjectTier {
         drop(state);
         self.say_left(undeleted);
         self.stop.send_replace(true);
+        // A reset under way is told of it, and runs on this runtime until it has heard.
+        let reset_is_over = lock(&self.resetting);
         // What was stopped ends at once, unless a connection does not let go.
         let patience = left().max(Duration::from_secs(1));
         let stopped_at = clock.now();
@@ -59,6 +61,7 @@ impl ObjectTier {
         if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
         }
+        drop(reset_is_over);
         Ok(())
     }
 }

@@ -53,6 +53,8 @@ pub(super) enum Next {
 pub(super) struct Deletions {
     all: HashMap<u64, Entry>,
     line: BTreeMap<u64, u64>,
+    /// Removed before the bucket was in use, which is when the names of their objects are known.
+    early: HashMap<u64, Key>,
     turns: u64,
     /// Those who delete.
     tasks: usize,
@@ -66,10 +68,12 @@ impl Deletions {
     /// Puts an object in line. False where too many wait: it stays in the bucket.
     pub(super) fn add(&mut self, of: u64, place: &Arc<Place>, key: Key) -> bool {
         if let Some(entry) = self.all.get_mut(&of) {
+            // After a reset it is another object.
+            entry.deletion.place = Arc::clone(place);
             entry.again = entry.under_way;
             return true;
         }
-        if self.all.len() >= WAITING_MAX {
+        if self.len() >= WAITING_MAX {
             return false;
         }
         let turn = self.next_turn();
@@ -89,6 +93,24 @@ impl Deletions {
         );
         self.line.insert(turn, of);
         true
+    }
+
+    /// Notes a key for the time when the bucket is in use. False where too many wait.
+    pub(super) fn add_early(&mut self, of: u64, key: Key) -> bool {
+        if self.len() >= WAITING_MAX && !self.early.contains_key(&of) {
+            return false;
+        }
+        self.early.insert(of, key);
+        true
+    }
+
+    /// Puts in line what was removed before the bucket was in use; says which keys those are.
+    pub(super) fn take_up(&mut self, place: &Arc<Place>) -> Vec<u64> {
+        let early = core::mem::take(&mut self.early);
+        let added = early
+            .into_iter()
+            .filter(|(of, key)| self.add(*of, place, *key));
+        added.map(|(of, _)| of).collect()
     }
 
     const fn next_turn(&mut self) -> u64 {
@@ -120,11 +142,12 @@ impl Deletions {
     pub(super) fn clear(&mut self) {
         self.all.clear();
         self.line.clear();
+        self.early.clear();
     }
 
     /// How many are to be deleted.
     pub(super) fn len(&self) -> usize {
-        self.all.len()
+        self.all.len().saturating_add(self.early.len())
     }
 
     /// Whether nothing is gained by waiting: all are deleted, or the server refuses to.
@@ -160,8 +183,8 @@ impl Deletions {
     }
 
     /// Notes how a deletion ended. One that failed is tried again after the others, and its key
-    /// stays hidden until then.
-    pub(super) fn end(&mut self, deletion: &Deletion, gone: bool, now: Instant) {
+    /// stays hidden until then. Says whether it is hidden no longer.
+    pub(super) fn end(&mut self, deletion: &Deletion, gone: bool, now: Instant) -> bool {
         if gone {
             self.failures = 0;
             self.resume_at = None;
@@ -172,18 +195,73 @@ impl Deletions {
         }
         let turn = self.next_turn();
         let Some(entry) = self.all.get_mut(&deletion.of) else {
-            return;
+            return false;
         };
         if entry.deletion.turn != deletion.turn {
-            return;
+            return false;
         }
         if gone && !entry.again {
             self.all.remove(&deletion.of);
-            return;
+            return true;
         }
         entry.under_way = false;
         entry.again = false;
         entry.deletion.turn = turn;
         self.line.insert(turn, deletion.of);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::connect::Style;
+    use crate::object::memory_store;
+    use crate::object::names::Epoch;
+    use crate::sys::clock::{Clock, SystemClock};
+
+    fn place(number: u32) -> Arc<Place> {
+        Arc::new(Place {
+            store: memory_store(),
+            epoch: Epoch { number, suffix: 1 },
+            conditional_put: true,
+            style: Style::Path,
+        })
+    }
+
+    fn next(deletions: &mut Deletions) -> Deletion {
+        match deletions.next(SystemClock.now()) {
+            Next::Delete(deletion) => deletion,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_removed_again_after_a_reset_is_deleted_where_it_is_now() {
+        let key = Key::new(&[7; 36]).unwrap();
+        let mut deletions = Deletions::default();
+        assert!(deletions.add(1, &place(1), key));
+        assert_eq!(deletions.begin_tasks(), 1);
+        let old = next(&mut deletions);
+        assert!(deletions.add(1, &place(2), key));
+        assert!(!deletions.end(&old, true, SystemClock.now()));
+        assert!(deletions.hides(1));
+        let new = next(&mut deletions);
+        assert_eq!((old.place.epoch.number, new.place.epoch.number), (1, 2));
+        assert!(deletions.end(&new, true, SystemClock.now()));
+        assert!(!deletions.hides(1));
+    }
+
+    #[test]
+    fn what_is_removed_early_is_in_line_once_there_is_a_place_and_not_after_a_reset() {
+        let key = Key::new(&[7; 36]).unwrap();
+        let mut deletions = Deletions::default();
+        assert!(deletions.add_early(1, key));
+        assert_eq!((deletions.len(), deletions.begin_tasks()), (1, 0));
+        assert_eq!(deletions.take_up(&place(1)), [1]);
+        assert_eq!((deletions.len(), deletions.begin_tasks()), (1, 1));
+        assert!(deletions.add_early(2, key));
+        deletions.clear();
+        assert!(deletions.take_up(&place(2)).is_empty());
     }
 }

@@ -1,14 +1,17 @@
 //! Rows under way: so many at a time, and none beyond its deadline.
 
 use core::future::Future;
+use core::panic::AssertUnwindSafe;
 use core::pin::pin;
 use std::time::Instant;
 
+use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use tokio::time::{sleep_until, timeout_at};
 
 use crate::io::Direction;
 use crate::job::{JobKind, Outcome};
+use crate::notice::Level;
 use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::count;
 use crate::tier::object::ObjectTier;
@@ -46,7 +49,7 @@ impl Drop for UnderWay {
 
 impl ObjectTier {
     /// Waits for `work`, not beyond `deadline` nor the tier's end. Nothing of `work` goes on
-    /// afterwards.
+    /// afterwards. Where it panics, it is as if no answer had come.
     pub(super) async fn until<T>(
         &self,
         deadline: Instant,
@@ -54,11 +57,24 @@ impl ObjectTier {
     ) -> Ended<T> {
         let mut stop = self.stop.subscribe();
         let stopped = pin!(stop.wait_for(|stop| *stop));
-        match select(pin!(timeout_at(deadline.into(), work)), stopped).await {
-            Either::Left((Ok(done), _)) => Ended::Done(done),
-            Either::Left((Err(_), _)) => Ended::Late,
+        let work = timeout_at(deadline.into(), self.survive(work));
+        match select(pin!(work), stopped).await {
+            Either::Left((Ok(Some(done)), _)) => Ended::Done(done),
+            Either::Left((Ok(None) | Err(_), _)) => Ended::Late,
             Either::Right(_) => Ended::Stopped,
         }
+    }
+
+    /// What `work` comes to; `None` where it panics, which ends nothing else.
+    pub(super) async fn survive<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let done = AssertUnwindSafe(work).catch_unwind().await;
+        if done.is_err() {
+            self.around.metrics.errors.add(1);
+            self.around.notices.say(Level::Error, "panic", || {
+                "a request panicked; it counts as one without an answer".to_owned()
+            });
+        }
+        done.ok()
     }
 
     /// Starts as many rows and questions as may run.

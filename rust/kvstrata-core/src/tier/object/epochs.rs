@@ -111,7 +111,10 @@ impl Epochs<'_> {
         let mut newest = None;
         while let Some(meta) = records.next().await {
             let meta = meta.map_err(|error| Failure::of(&error))?;
-            newest = newest.max(meta.location.filename().and_then(Epoch::parse));
+            let named = meta.location.filename().and_then(Epoch::parse);
+            // What lies deeper is a stranger's: a copy that somebody keeps.
+            let own = |named: &Epoch| self.names.record(*named, false) == meta.location;
+            newest = newest.max(named.filter(own));
         }
         let Some(named) = newest else {
             return Ok(None);
@@ -150,6 +153,10 @@ impl Epochs<'_> {
                     return Ok(newest);
                 };
                 let meta = meta.map_err(|error| Failure::of(&error))?;
+                // A server that does not know where to begin names all of them.
+                if from.as_ref().is_some_and(|from| meta.location <= *from) {
+                    continue;
+                }
                 if let Some(epoch) = self.names.epoch_of(&meta.location) {
                     break epoch;
                 }

@@ -11,7 +11,7 @@ use crate::notice::Level;
 use crate::object::probe::BucketFacts;
 use crate::object::reach::{Reached, Way};
 use crate::object::signing::put_of;
-use crate::object::{Failure, FailureKind, Store};
+use crate::object::{Fact, Failure, FailureKind, Store};
 use crate::sys::sync::{Arc, lock};
 use crate::tier::last_error::LastError;
 use crate::tier::object::dispatch::Ended;
@@ -128,10 +128,21 @@ impl ObjectTier {
     }
 
     /// Begins to serve what is there; a reset that was asked for before is made up for first.
-    pub(super) async fn take_up(&self, mut place: Place) -> core::result::Result<(), Failure> {
+    pub(super) async fn take_up(
+        self: &Arc<Self>,
+        mut place: Place,
+    ) -> core::result::Result<(), Failure> {
         while self.owes_reset(&place) {
+            let now = self.around.clock.now();
+            let longest = self.options.deadline.min(ATTEMPT_MAX);
+            let late = now.checked_add(longest).unwrap_or(now);
             let conditional = place.conditional_put;
-            match self.epochs(&place.store, conditional).advance(0).await {
+            let newer = self.epochs(&place.store, conditional).advance(0);
+            let advanced = match self.until(late, newer).await {
+                Ended::Done(advanced) => advanced,
+                Ended::Late | Ended::Stopped => Err(Failure::late()),
+            };
+            match advanced {
                 Ok(epoch) => place.epoch = epoch,
                 Err(failure) => {
                     lock(&self.state).reset_wanted = true;
@@ -139,6 +150,7 @@ impl ObjectTier {
                 }
             }
         }
+        self.begin_deleting();
         self.list.notify_one();
         self.around.notices.say(Level::Info, "usable", || {
             format!("{} is in use", self.options.location)
@@ -151,7 +163,12 @@ impl ObjectTier {
         let mut state = lock(&self.state);
         let owed = core::mem::take(&mut state.reset_wanted);
         if !owed && state.phase == Phase::Open {
-            state.place = Some(Arc::new(place.clone()));
+            let place = Arc::new(place.clone());
+            let now = self.around.clock.now();
+            for of in state.deletions.take_up(&place) {
+                self.verdicts.note(of, Fact::Absent, now);
+            }
+            state.place = Some(place);
             state.reset_failed = false;
         }
         owed

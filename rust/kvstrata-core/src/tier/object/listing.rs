@@ -51,7 +51,8 @@ impl ObjectTier {
                 place
             };
             let pause = if let Some(place) = place {
-                if self.list_place(&place, begun).await {
+                let listed = self.survive(self.list_place(&place, begun)).await;
+                if listed == Some(true) {
                     self.note_listed(&place, begun);
                 }
                 let took = self.around.clock.now().saturating_duration_since(begun);

@@ -275,7 +275,12 @@ impl ObjectTier {
     pub(super) fn note_newer(&self, work: &Work) {
         let now = self.around.clock.now();
         self.counters.newer_objects.add(1);
-        lock(&self.state).mark_newer(work.item.fingerprint.half(), now);
+        {
+            let mut state = lock(&self.state);
+            if state.generation == work.generation {
+                state.mark_newer(work.item.fingerprint.half(), now);
+            }
+        }
         self.believe(work, Fact::Absent);
         self.around.notices.say(Level::Warning, "newer", || {
             "objects of a newer version of kvstrata are in this namespace; they count as misses \

@@ -22,15 +22,17 @@ impl ObjectTier {
     pub(super) fn hide(self: &Arc<Self>, keys: &[Key]) -> Result<()> {
         let now = self.around.clock.now();
         let mut state = self.open_state()?;
-        let Some(place) = state.place.clone() else {
-            return Ok(());
-        };
+        let place = state.place.clone();
         let mut left_out = 0_usize;
         for key in keys {
             let of = self.fingerprinter.of(key).half();
             self.verdicts.note(of, Fact::Absent, now);
             state.note_removed(of);
-            if !state.deletions.add(of, &place, *key) {
+            let added = match &place {
+                Some(place) => state.deletions.add(of, place, *key),
+                None => state.deletions.add_early(of, *key),
+            };
+            if !added {
                 left_out = left_out.saturating_add(1);
             }
         }
@@ -107,7 +109,13 @@ impl ObjectTier {
             };
             let now = self.around.clock.now();
             let gone = failure.is_none();
-            lock(&self.state).deletions.end(&deletion, gone, now);
+            {
+                let mut state = lock(&self.state);
+                if state.deletions.end(&deletion, gone, now) {
+                    // A listing that began before may still name it.
+                    self.verdicts.note(deletion.of, Fact::Absent, now);
+                }
+            }
             self.deleted.notify_waiters();
             if let Some(failure) = failure {
                 self.say_not_deleted(&deletion, &failure);
