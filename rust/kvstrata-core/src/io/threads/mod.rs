@@ -28,10 +28,8 @@ use worker::{Idle, Shared};
 
 pub use executor::{Bounce, Executed, Executor, FileExecutor};
 
-/// Default of [`ThreadCounts::working`]: with 8, a fast device waits for calls of 64 KiB.
-pub const THREADS: usize = 32;
-/// The same where rows are in memory: a call is a copy, which more threads make no faster.
-const THREADS_IN_MEMORY: usize = 8;
+/// Default of [`ThreadCounts::working`].
+pub const THREADS: usize = 8;
 
 /// Number of threads that work, and of those that may be started for stuck ones.
 #[derive(Clone, Copy, Debug)]
@@ -50,13 +48,6 @@ impl ThreadCounts {
         per_file.saturating_add(per_file.div_ceil(4))
     }
 
-    const fn of(working: usize) -> Self {
-        Self {
-            working,
-            replacements_max: working,
-        }
-    }
-
     const fn per_file(self) -> usize {
         if self.working == 0 { 1 } else { self.working }
     }
@@ -64,7 +55,10 @@ impl ThreadCounts {
 
 impl Default for ThreadCounts {
     fn default() -> Self {
-        Self::of(THREADS)
+        Self {
+            working: THREADS,
+            replacements_max: THREADS,
+        }
     }
 }
 
@@ -90,8 +84,7 @@ impl Threads {
     }
 
     /// Starts the engine with rows moved in `mode`: direct or not, and the alignment it needs. With
-    /// `small_cache` the page cache forgets the rows that go through it; without, it is where the
-    /// rows are.
+    /// `small_cache` the page cache forgets the rows that go through it.
     ///
     /// # Errors
     /// As [`Threads::start`].
@@ -103,12 +96,10 @@ impl Threads {
         sink: CompletionSink,
     ) -> Result<Self> {
         let mut executor = FileExecutor::new(files, Arc::clone(&clock), mode.0, mode.1);
-        let mut counts = ThreadCounts::of(THREADS_IN_MEMORY);
         if small_cache {
             executor = executor.with_small_cache();
-            counts = ThreadCounts::default();
         }
-        Self::with_executor(Arc::new(executor), clock, counts, sink)
+        Self::with_executor(Arc::new(executor), clock, ThreadCounts::default(), sink)
     }
 
     /// Starts the engine over another executor.
