@@ -24,8 +24,10 @@ def doubt(text: str) -> str | None:
 
     ``./~`` and ``./file:x`` say that it is.
     """
+    # What stands before an @ may be credentials.
+    shown = "..." if "@" in text else repr(text)
     if text.startswith("~"):
-        return f"{text!r}: ~ is expanded by the shell alone; write the whole path"
+        return f"{shown}: ~ is expanded by the shell alone; write the whole path"
     if text.lower().startswith(_SCHEMES) and "://" not in text:
-        return f"{text!r}: a URL has two slashes after its scheme; {EXPECTED}"
+        return f"{shown}: a URL has two slashes after its scheme, as in file:///var/kv"
     return None
