@@ -26,6 +26,8 @@ def doubt(text: str) -> str | None:
     """
     # What stands before an @ may be credentials.
     shown = "..." if "@" in text else repr(text)
+    if text != text.strip():
+        return f"{shown}: it begins or ends with a space"
     if text.startswith("~"):
         return f"{shown}: ~ is expanded by the shell alone; write the whole path"
     if text.lower().startswith(_SCHEMES) and "://" not in text:

@@ -251,9 +251,19 @@ def test_a_refusal_names_the_option_as_it_was_given(
     assert told in capsys.readouterr().err
 
 
+def test_a_directory_of_no_tier_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gc", str(tmp_path), "--capacity", "0"]) == 2
+    assert "is not a directory of a tier: it has no kvstrata.lock" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_capacity_beyond_any_number_of_bytes_keeps_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report_of(capsys, str(tmp_path), "--capacity", f"{10**20}PiB")["removed_rows"] == 0
+    stored(str(tmp_path), "m", 10, capacity=1 << 20, min_free=0)
+    told = report_of(capsys, str(tmp_path), "--capacity", f"{10**20}PiB")
+    assert (told["removed_rows"], told["kept_rows"] > 0) == (0, True)
     url = f"memory://gc-{time.monotonic_ns()}/large"
     assert report_of(capsys, url, "--capacity", f"{10**20}PiB")["removed_rows"] == 0

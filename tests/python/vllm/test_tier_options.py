@@ -168,6 +168,7 @@ def test_a_missing_option_is_named(opener: Opener, engine_id: str, name: str) ->
     ("url", "told"),
     [
         ("~/kv", "'url' is '~/kv': ~ is expanded by the shell alone"),
+        (" /kv", "'url' is ' /kv': it begins or ends with a space"),
         ("file:/kv", "'url' is 'file:/kv': a URL has two slashes"),
         ("S3:/id:secret@bucket", r"'url' is \.\.\.: a URL has two slashes"),
     ],

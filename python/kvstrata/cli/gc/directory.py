@@ -99,9 +99,11 @@ def _report(
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
     """Hold the root as an engine does."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(root / LOCK, flags, 0o600)
+        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        message = f"{root} is not a directory of a tier: it has no {LOCK}"
+        raise UnusableError(message) from error
     except OSError as error:
         message = f"{root / LOCK} cannot be opened: {error.strerror}"
         raise UnusableError(message) from error
