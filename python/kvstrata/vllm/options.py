@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_offload.base import Locality, OffloadPolicy
 
 import kvstrata
+from kvstrata import places
 from kvstrata.vllm import compat
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ OPEN_OBJECT_TIER = (
 )
 # The beginnings of URLs by the kind of tier that takes them.
 OBJECT_SCHEMES = ("s3://", "gs://", "az://", "memory://")
+_SCHEMES = ("file", "s3", "gs", "az", "memory")
 # Never read from an entry: it is shown in process lists and logs.
 SECRETS = ("access_key", "secret", "session_token", "credentials", "sas_token")
 PLUGIN = ("url", "model_identity", "enable_kv_events", "locality", "offload_policy")
@@ -109,6 +111,13 @@ def parse(
         msg = f"a kvstrata tier entry needs {' and '.join(map(repr, missing))}"
         raise kvstrata.ConfigError(msg)
     url = _typed(options, "url", str, "")
+    if (why := places.doubt(url)) is not None:
+        msg = f"'url' is {why}"
+        raise kvstrata.ConfigError(msg)
+    scheme, is_url, _ = url.partition("://")
+    if object_tier and is_url and scheme not in _SCHEMES:
+        msg = f"'url' {scheme}://... is of no bucket: s3://, gs:// or az:// is expected"
+        raise kvstrata.ConfigError(msg)
     if url.startswith(OBJECT_SCHEMES) != object_tier:
         right = "kvstrata_disk" if object_tier else "kvstrata_object"
         msg = f"'url' {url.split('://')[0]}://... is for the tier type {right!r}"

@@ -11,17 +11,17 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
 import kvstrata
-from kvstrata import recording
+from kvstrata import places, recording
 from kvstrata.vllm import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 logger = init_logger(__name__)
 
@@ -58,6 +58,14 @@ class RecordOptions:
         if not isinstance(place, str) or not place.strip():
             msg = f"{OPTION!r} is {given!r}, not a directory, nor an object with a 'directory'"
             raise kvstrata.ConfigError(msg)
+        try:
+            directory = places.directory(place)
+        except ValueError as error:
+            msg = f"{OPTION!r} is {error}"
+            raise kvstrata.ConfigError(msg) from error
+        if (why := places.doubt(place)) is not None:
+            msg = f"{OPTION!r} is {why}"
+            raise kvstrata.ConfigError(msg)
         for name in given:
             if name not in _NAMES:
                 msg = f"{OPTION!r} has no {name!r}: it has {', '.join(map(repr, _NAMES))}"
@@ -67,7 +75,7 @@ class RecordOptions:
             msg = f"'files' of {OPTION!r} is {files!r}, not a whole number from 1 on"
             raise kvstrata.ConfigError(msg)
         size = sizes.parse(f"file_size of {OPTION}", given.get("file_size", cls.file_bytes), 0)
-        return cls(Path(place), size, files)
+        return cls(directory, size, files)
 
 
 @dataclass(frozen=True)

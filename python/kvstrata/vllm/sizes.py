@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import kvstrata
+from kvstrata import units
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 1000,
-    "kb": 1000,
-    "m": 1000**2,
-    "mb": 1000**2,
-    "g": 1000**3,
-    "gb": 1000**3,
-    "t": 1000**4,
-    "tb": 1000**4,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
-_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*|%)\s*")
-_PERCENT = 100.0
+_PERCENT = 100
 # Unlimited groups say so with a number near the largest of 64 bits.
 _UNLIMITED = 1 << 60
 
 
 def parse(name: str, value: object, whole: int) -> int:
-    """Bytes of ``"400GiB"``, ``"80%"`` of `whole`, or a number of bytes.
+    """Bytes of ``"400GiB"``, ``"80%"`` of `whole` (0: of nothing), or a number of bytes.
 
     # Errors
     :class:`kvstrata.ConfigError` naming the option for anything else, and for less than one byte.
     """
     size = _bytes(value, whole)
     if size is None or size < 1:
+        share = " or '80%'" if whole else ""
         msg = (
-            f"{name!r} is {value!r}, not a size: a number of bytes, or a text like "
-            "'400GiB' or '80%'"
+            f"{name!r} is {value!r}, not a size: a number of bytes, or a text like '400GiB'{share}"
         )
         raise kvstrata.ConfigError(msg)
     return size
@@ -52,20 +35,20 @@ def _bytes(value: object, whole: int) -> int | None:
         return value
     if isinstance(value, float):
         return int(value) if 0 <= value < float(_UNLIMITED) else None
-    found = _WRITTEN.fullmatch(value) if isinstance(value, str) else None
+    found = units.parse(value) if isinstance(value, str) else None
     if found is None:
         return None
-    number, unit = float(found[1]), found[2].lower()
+    number, unit = found
     if unit == "%":
         return int(whole * number / _PERCENT) if number <= _PERCENT else None
-    return int(number * _UNITS[unit]) if unit in _UNITS else None
+    return int(number * units.UNITS[unit])
 
 
 def shown(size: int) -> str:
     """A size for people: ``1.5 GiB``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if size >= _UNITS[unit.lower()]:
-            number = f"{size / _UNITS[unit.lower()]:.2f}".rstrip("0").rstrip(".")
+        if size >= units.UNITS[unit.lower()]:
+            number = f"{size / units.UNITS[unit.lower()]:.2f}".rstrip("0").rstrip(".")
             return f"{number} {unit}"
     return f"{size} B"
 

@@ -218,3 +218,52 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, arguments: list[str]) -
     except SystemExit as ended:
         status = int(ended.code or 0)
     assert status == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments", "told"),
+    [
+        ("s3://b/p", ["--capacity", "10%"], "--capacity: '10%' is not a number of bytes"),
+        ("s3://b/p", ["--capacity", "much"], "--capacity: 'much' is not a number of bytes"),
+        ("s3://b/p", ["--deadline", "0s"], "--deadline: '0s' is not more than 0s"),
+        ("s3://b/p", ["--deadline", "25h"], "--deadline: '25h' is not more than 0s"),
+        ("s3://b/p", ["--endpoint", "http://127.0.0.1:1"], "plain HTTP; --allow-http allows that"),
+        ("s3://b/p", ["--endpoint", "host:1"], 'gc: --endpoint: "host:1" is not http'),
+        ("s3://b/p", ["--ca-bundle", "/absent"], "gc: --ca-bundle: /absent: No such file"),
+        ("S3://b/p", [], "'S3://b/p': s3://, gs://, az://, file:/// or a path is expected"),
+        ("~/kv", [], "'~/kv': ~ is expanded by the shell alone"),
+        ("file:/kv", [], "'file:/kv': a URL has two slashes after its scheme"),
+        ("file://kv", [], "'file://kv': a path or file:///absolute/path is expected"),
+        (".", ["--endpoint", "http://h:1"], "--endpoint is for buckets alone"),
+        (".", ["--deadline", "30s"], "--deadline is for buckets alone"),
+        (".", ["--allow-http"], "--allow-http is for buckets alone"),
+    ],
+)
+def test_a_refusal_names_the_option_as_it_was_given(
+    capsys: pytest.CaptureFixture[str], url: str, arguments: list[str], told: str
+) -> None:
+    given = [] if "--capacity" in arguments else ["--capacity", "1GiB"]
+    try:
+        status = main(["gc", url, *given, *arguments])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_directory_of_no_tier_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gc", str(tmp_path), "--capacity", "0"]) == 2
+    assert "is not a directory of a tier: it has no kvstrata.lock" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_capacity_beyond_any_number_of_bytes_keeps_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(str(tmp_path), "m", 10, capacity=1 << 20, min_free=0)
+    told = report_of(capsys, str(tmp_path), "--capacity", f"{10**20}PiB")
+    assert (told["removed_rows"], told["kept_rows"] > 0) == (0, True)
+    url = f"memory://gc-{time.monotonic_ns()}/large"
+    assert report_of(capsys, url, "--capacity", f"{10**20}PiB")["removed_rows"] == 0

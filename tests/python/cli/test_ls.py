@@ -153,6 +153,13 @@ def test_what_cannot_be_listed_ends_with_status_two(
         arguments = ["ls", url]
         assert entry.main(arguments) == 2
         assert capsys.readouterr().err.startswith("kvstrata ls: ")
+    for url, told in (
+        ("~/kv", "'~/kv': ~ is expanded by the shell alone; write the whole path"),
+        ("file:/kv", "'file:/kv': a URL has two slashes after its scheme"),
+        ("s3://bucket", "kvstrata gc URL --capacity SIZE --dry-run"),
+    ):
+        assert entry.main(["ls", url]) == 2
+        assert told in capsys.readouterr().err
     assert entry.main(["ls", str(root), "--diff", "m", "n"]) == 2
     assert "stands for 0" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:

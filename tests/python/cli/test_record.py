@@ -195,6 +195,18 @@ def test_a_directory_without_recordings_is_named(
     assert "no recordings there" in capsys.readouterr().err
 
 
+def test_a_place_may_be_a_file_url_and_a_path_that_is_hardly_meant_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "kept", [(0.0, hashes("a", 2), 1, None)])
+    out = str(tmp_path / "t")
+    assert entry.main(["record", f"file://{tmp_path / 'kept'}", "--out", out]) == 0
+    assert "1 requests, 2 different blocks" in capsys.readouterr().out
+    for place, told in (("~/kv", "expanded by the shell"), ("s3://b/p", "a path or file:///")):
+        assert entry.main(["record", place, "--out", out]) == 2
+        assert told in capsys.readouterr().err
+
+
 class Engine:
     """A recorder, and requests as vLLM has them."""
 
@@ -337,6 +349,11 @@ def test_an_engine_goes_on_when_its_directory_is_gone(start: Callable[..., Engin
         ({"files": 2}, "nor an object with a 'directory'"),
         ("", "not a directory"),
         ({"directory": " "}, "nor an object with a 'directory'"),
+        ("~/kv", "'record' is '~/kv': ~ is expanded by the shell alone"),
+        ("file:/kv", "'record' is 'file:/kv': a URL has two slashes"),
+        ("file://kv", "'record' is 'file://kv': a path or file:///absolute/path"),
+        ({"directory": "s3://b/p"}, "'record' is 's3://b/p': a path or file:///absolute/path"),
+        ({"directory": "d", "file_size": "5%"}, "a text like '400GiB'$"),
         ({"directory": "d", "size": 1}, "has no 'size'"),
         ({"directory": "d", "files": 0}, "'files' of 'record' is 0"),
         ({"directory": "d", "files": True}, "'files' of 'record' is True"),
@@ -355,6 +372,7 @@ def test_options_are_read(tmp_path: Path) -> None:
     assert recorder.RecordOptions.parse({}) is None
     plain = recorder.RecordOptions.parse({"record": str(tmp_path)})
     assert (plain.directory, plain.file_bytes, plain.files) == (tmp_path, 64 << 20, 16)
+    assert recorder.RecordOptions.parse({"record": f"file://{tmp_path}"}) == plain
     given = {"directory": str(tmp_path), "file_size": "1MiB", "files": 2}
     told = recorder.RecordOptions.parse({"record": given})
     assert (told.file_bytes, told.files) == (1 << 20, 2)

@@ -191,6 +191,55 @@ def test_an_unknown_policy_is_refused_with_those_that_exist(
     assert "arc_vllm, lru, s3fifo, th" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--policy", "lru,fifo"], 'policy "fifo" is not known'),
+        (["--capacity", "3,1%"], "--capacity '1%' is less than one block of the trace's 6"),
+        (["--capacity", str(10**30)], "--capacity '1000000000000000000000000000000' is more"),
+        (["--gpu", "0"], "--gpu '0' is less than one block"),
+        (["--below", "x"], "--below 'x' is not a size"),
+        (["--block-bytes", "5%"], "--block-bytes '5%' is a share"),
+        (["--theta", "2"], "--theta is 2.0; a probability from 0 to 1"),
+        (["--theta", "nan"], "--theta is nan; a probability from 0 to 1"),
+        (["--below", "3", "--below-theta", "-1"], "--below-theta is -1.0; a probability"),
+        (["--below-theta", "0.1"], "--below-theta is of the tier below: --below SIZE is needed"),
+        (["--below-policy", "lru"], "--below-policy is of the tier below"),
+        (["--store-threshold", "-1"], "--store-threshold is -1; 0 to 4294967295"),
+        (["--directory", "0"], "--directory is 0; 1 to "),
+        (["--directory", str(10**30)], "--directory is 1000000000000000000000000000000; 1 to "),
+    ],
+)
+def test_a_refusal_names_the_option_before_anything_is_replayed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setattr(command, "_one", lambda *_: pytest.fail("replayed"))
+    path = write(tmp_path / "t", [request(0, 0, 6)])
+    usual = [] if "--capacity" in wrong else ["--capacity", "3"]
+    assert entry.main(["simulate", "--trace", str(path), *usual, *wrong]) == 2
+    assert capsys.readouterr().err.startswith(f"kvstrata simulate: {told}")
+
+
+def test_a_trace_that_is_not_there_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none"
+    assert entry.main(["simulate", "--trace", str(path)]) == 2
+    assert capsys.readouterr().err == f"kvstrata simulate: {path}: No such file or directory\n"
+
+
+def test_a_picture_for_no_directory_is_refused_before_anything_is_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "absent" / "x.svg"
+    assert entry.main(["simulate", "--trace", "none", "--plot", str(picture)]) == 2
+    assert capsys.readouterr().err.endswith(f"there is no directory {picture.parent}\n")
+
+
 def test_curves_are_drawn_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = write(tmp_path / "t", [request(0, 0, 6), request(1, 0, 6)])
     picture = tmp_path / "curves.svg"
@@ -250,7 +299,8 @@ def test_the_help_states_the_default_of_every_option(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("text", "blocks"), [("5%", 50), ("12", 12), ("1MiB", 16), ("0.5MiB", 8), ("64kib", 1)]
+    ("text", "blocks"),
+    [("5%", 50), ("12", 12), ("1MiB", 16), ("0.5MiB", 8), ("64kib", 1), ("1M", 16)],
 )
 def test_sizes_are_read(text: str, blocks: int) -> None:
     assert capacity.blocks(text, 1000, 65536) == blocks

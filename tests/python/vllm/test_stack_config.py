@@ -40,6 +40,8 @@ def test_the_cpu_tier_knows_each_policy(policy: str) -> None:
         ("1.5GiB", 3 * GIB // 2),
         ("512MiB", GIB // 2),
         ("2GB", 2 * 10**9),
+        ("2G", 2 * GIB),
+        ("1000000001b", 10**9 + 1),
         ("80%", 8 * GIB),
         ("0.5%", WHOLE // 200),
         (123456, 123456),

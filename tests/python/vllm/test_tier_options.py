@@ -164,6 +164,34 @@ def test_a_missing_option_is_named(opener: Opener, engine_id: str, name: str) ->
         make_tier(engine_id, entry)
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("~/kv", "'url' is '~/kv': ~ is expanded by the shell alone"),
+        (" /kv", "'url' is ' /kv': it begins or ends with a space"),
+        ("file:/kv", "'url' is 'file:/kv': a URL has two slashes"),
+        ("S3:/id:secret@bucket", r"'url' is \.\.\.: a URL has two slashes"),
+    ],
+)
+def test_a_url_that_would_be_taken_for_a_relative_path_is_refused(
+    opener: Opener, engine_id: str, url: str, told: str
+) -> None:
+    with pytest.raises(kvstrata.ConfigError, match=told):
+        make_tier(engine_id, disk_entry(url))
+    assert not opener.opened
+    make_tier(engine_id, disk_entry("./~"))
+    assert len(opener.opened) == 1
+
+
+def test_the_scheme_of_no_bucket_is_not_said_to_be_a_directory() -> None:
+    given = {"url": "S3://id:secret@bucket/p"}
+    with pytest.raises(kvstrata.ConfigError, match=r"'url' S3://\.\.\. is of no bucket: s3://"):
+        options.parse(given, given, object_tier=True)
+    for given in ({"url": "/kv"}, {"url": "file:///kv"}):
+        with pytest.raises(kvstrata.ConfigError, match="'kvstrata_disk'"):
+            options.parse(given, given, object_tier=True)
+
+
 @pytest.mark.parametrize("value", ["", " ", {}, 7, []])
 def test_an_empty_identity_is_an_error(opener: Opener, engine_id: str, value: object) -> None:
     with pytest.raises(kvstrata.ConfigError, match="model_identity"):

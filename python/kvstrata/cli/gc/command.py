@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import kvstrata
+from kvstrata import units
 from kvstrata.cli.gc import directory
 from kvstrata.cli.ls.command import size
 
@@ -22,6 +23,8 @@ EXIT_INTERRUPTED = 130
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BUCKETS = ("s3://", "gs://", "az://", "memory://")
+_OF_BUCKETS = ("endpoint", "region", "addressing", "ca_bundle")
+_BYTES_MAX = (1 << 63) - 1
 
 _DESCRIPTION = """\
 Removes rows: of whole idle namespaces first (nothing stored there for a day), then the oldest.
@@ -44,7 +47,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, or file:///var/kv")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--capacity", metavar="SIZE", help="leave no more than this, e.g. 500GiB")
+    what.add_argument(
+        "--capacity", type=capacity, metavar="SIZE", help="leave no more than this, e.g. 500GiB"
+    )
     what.add_argument(
         "--older-than",
         type=age,
@@ -55,15 +60,23 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--time-limit", type=age, metavar="TIME", help="do no more after so long: 30m, 12h"
     )
-    parser.add_argument(
-        "--deadline", type=age, metavar="TIME", help="longest time of one request (default 30s)"
-    )
-    parser.add_argument("--endpoint", metavar="URL", help="of a server that is not the provider's")
-    parser.add_argument("--region", metavar="NAME", help="the provider's region")
-    parser.add_argument("--addressing", choices=("auto", "path", "virtual"))
-    parser.add_argument("--allow-http", action="store_true", help="plain HTTP is fine")
-    parser.add_argument("--ca-bundle", metavar="FILE", help="PEM certificates to trust, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    bucket = parser.add_argument_group("of a bucket alone")
+    bucket.add_argument(
+        "--deadline",
+        type=deadline,
+        metavar="TIME",
+        help="longest time of one request (default 30s, at most 1d)",
+    )
+    bucket.add_argument("--endpoint", metavar="URL", help="of a server that is not the provider's")
+    bucket.add_argument("--region", metavar="NAME", help="the provider's region")
+    bucket.add_argument(
+        "--addressing",
+        choices=("auto", "path", "virtual"),
+        help="where the bucket's name stands (default auto)",
+    )
+    bucket.add_argument("--allow-http", action="store_true", help="plain HTTP is fine")
+    bucket.add_argument("--ca-bundle", metavar="FILE", help="PEM certificates to trust, too")
     parser.set_defaults(run=run)
 
 
@@ -76,12 +89,30 @@ def age(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def deadline(text: str) -> float:
+    """`30s` in seconds, as `open_tier` takes it."""
+    seconds = age(text)
+    if not 0 < seconds <= _SECONDS["d"]:
+        message = f"{text!r} is not more than 0s and at most 1d"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
+
+
+def capacity(text: str) -> int:
+    """`500GiB` in bytes."""
+    found = units.parse(text)
+    if found is None or found[1] == "%":
+        message = f"{text!r} is not a number of bytes such as 500GiB"
+        raise argparse.ArgumentTypeError(message)
+    return min(int(found[0] * units.UNITS[found[1]]), _BYTES_MAX)
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
         report = _collect(options)
     except (kvstrata.ConfigError, directory.UnusableError) as error:
-        print(f"kvstrata gc: {error}", file=sys.stderr)
+        print(f"kvstrata gc: {_by_option(str(error))}", file=sys.stderr)
         return EXIT_UNUSABLE
     except KeyboardInterrupt as interrupt:
         print("kvstrata gc: interrupted", file=sys.stderr)
@@ -111,8 +142,9 @@ def _collect(options: argparse.Namespace) -> dict[str, Any]:
     if options.time_limit is not None:
         what["time_limit_s"] = options.time_limit
     if not options.url.startswith(_BUCKETS):
+        _check_directory(options)
         return directory.collect(options.url, **what)
-    for name in ("endpoint", "region", "addressing", "ca_bundle"):
+    for name in _OF_BUCKETS:
         value = getattr(options, name)
         if value is not None:
             what[name] = value
@@ -121,6 +153,25 @@ def _collect(options: argparse.Namespace) -> dict[str, Any]:
     if options.allow_http:
         what["allow_http"] = True
     return kvstrata.collect_garbage(options.url, **what)
+
+
+def _check_directory(options: argparse.Namespace) -> None:
+    scheme, is_url, _ = options.url.partition("://")
+    if is_url and scheme != "file":
+        message = f"{options.url!r}: {', '.join(_BUCKETS[:3])}, file:/// or a path is expected"
+        raise directory.UnusableError(message)
+    for name in (*_OF_BUCKETS, "deadline", "allow_http"):
+        if getattr(options, name) not in (None, False):
+            message = f"--{name.replace('_', '-')} is for buckets alone"
+            raise directory.UnusableError(message)
+
+
+def _by_option(message: str) -> str:
+    """A message of `collect_garbage`, which names its arguments, with the options' names."""
+    name, colon, rest = message.partition(":")
+    if colon and name in _OF_BUCKETS:
+        message = f"--{name.replace('_', '-')}:{rest}"
+    return message.replace("allow_http=True", "--allow-http")
 
 
 def _told(report: dict[str, Any], *, dry_run: bool) -> str:

@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import kvstrata
 from kvstrata.cli.ls import inventory
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 LOCK = "kvstrata.lock"
 IDLE_SECONDS = 86_400.0
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _ROW_FILE = re.compile(r"[0-9a-f]{16}\.rows")
 
 
@@ -47,7 +44,7 @@ class RowFile:
 def collect(
     url: str,
     *,
-    capacity: str | None = None,
+    capacity: int | None = None,
     older_than_s: float | None = None,
     time_limit_s: float | None = None,
     dry_run: bool = False,
@@ -55,18 +52,17 @@ def collect(
     """Remove row files; returns the report that is printed.
 
     # Errors
-    :class:`UnusableError`: no such directory, or an engine uses it; :class:`kvstrata.ConfigError`:
-    a size that is none. `KeyboardInterrupt` has the report of what was done as `report`.
+    :class:`UnusableError`: no such directory, or an engine uses it. `KeyboardInterrupt` has the
+    report of what was done as `report`.
     """
     until = None if time_limit_s is None else time.monotonic() + time_limit_s
-    limit = None if capacity is None else _bytes(capacity)
     try:
         root = inventory.root_of(url)
     except inventory.UnreadableError as error:
         raise UnusableError(error) from error
     with _locked(root):
         files = list(_row_files(root))
-        goes = _chosen(files, limit, older_than_s, time.time())
+        goes = _chosen(files, capacity, older_than_s, time.time())
         gone: list[RowFile] = []
         failed: list[RowFile] = []
         try:
@@ -100,23 +96,14 @@ def _report(
     }
 
 
-def _bytes(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        message = f"capacity: {text!r} is not a number of bytes such as 500GiB"
-        raise kvstrata.ConfigError(message)
-    unit = found[2].lower()
-    # As for open_tier: KB is decimal, KiB and a bare K are binary.
-    decimal = text.strip().lower().endswith("b") and not found[3] and unit
-    return int(float(found[1]) * (1000 if decimal else 1024) ** _POWERS[unit])
-
-
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
     """Hold the root as an engine does."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(root / LOCK, flags, 0o600)
+        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        message = f"{root} is not a directory of a tier: it has no {LOCK}"
+        raise UnusableError(message) from error
     except OSError as error:
         message = f"{root / LOCK} cannot be opened: {error.strerror}"
         raise UnusableError(message) from error

@@ -22,6 +22,8 @@ EXIT_DIFFERENT = 1
 EXIT_UNREADABLE = 2
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _UNIT = 1024
+_BUCKETS = ("s3://", "gs://", "az://")
+_HOW_MUCH = "`kvstrata gc URL --capacity SIZE --dry-run` says how much a bucket holds"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -55,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
         assert root is not None  # noqa: S101 -- argparse has seen to it
         _list(inventory.take(root), as_json=options.json)
     except inventory.UnreadableError as error:
-        print(f"kvstrata ls: {error}", file=sys.stderr)
+        hint = f"; {_HOW_MUCH}" if str(options.url).startswith(_BUCKETS) else ""
+        print(f"kvstrata ls: {error}{hint}", file=sys.stderr)
         return EXIT_UNREADABLE
     return EXIT_SAME
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kvstrata
+from kvstrata import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,15 +78,12 @@ def root_of(url: str) -> Path:
     # Errors
     :class:`UnreadableError` where it is no directory here.
     """
-    scheme, found, rest = url.partition("://")
-    if found and not (scheme == "file" and rest.startswith("/")):
-        msg = f"{url}: only paths and file:///absolute/path can be listed"
-        if scheme in {"s3", "gs", "az"}:
-            msg += "; `kvstrata gc URL --capacity SIZE --dry-run` says how much a bucket holds"
-        raise UnreadableError(msg)
-    path = Path(rest if found else url)
-    if not url or not path.is_dir():
-        msg = f"{path} is not a directory"
+    try:
+        path = places.directory(url)
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    if not path.is_dir():
+        msg = places.doubt(url) or f"{path} is not a directory"
         raise UnreadableError(msg)
     return path
 

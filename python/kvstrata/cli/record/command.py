@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstrata import places
 from kvstrata.cli.record import merge
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "place",
         nargs="+",
-        type=Path,
         metavar="PLACE",
         help="directories that engines record to, or files of them; of one directory's salt",
     )
@@ -43,11 +43,22 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _place(text: str) -> Path:
+    try:
+        path = places.directory(text)
+    except ValueError as error:
+        raise merge.UnreadableError(str(error)) from error
+    why = None if path.exists() else places.doubt(text)
+    if why is not None:
+        raise merge.UnreadableError(why)
+    return path
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     found = merge.Recordings()
     try:
-        for path in merge.files_of(options.place):
+        for path in merge.files_of(map(_place, options.place)):
             found.add(path)
         found.check()
         merge.write(options.out, found.lines(options.name or options.out.name.split(".")[0]))

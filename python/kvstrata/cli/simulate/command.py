@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvstrata._native import CacheOrder
 from kvstrata.cli.simulate import capacity, plot, trace
 from kvstrata.errors import ArgumentError, ConfigError
 
@@ -97,8 +98,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--below", metavar="SIZE", help="size of a second tier below (no such tier)"
     )
-    parser.add_argument("--below-policy", default="th", help="its policy (th)")
-    parser.add_argument("--below-theta", type=float, default=0.0, help="its --theta (0)")
+    parser.add_argument("--below-policy", help="its policy (th)")
+    parser.add_argument("--below-theta", type=float, help="its --theta (0)")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -118,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.plot is not None:
             plot.check(options.plot)
+        _check(options)
         results = [result for path in options.trace for result in _replay_file(path, options)]
         if not results:
             raise ValueError("--policy or --capacity names nothing")
@@ -136,13 +138,35 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_GOOD
 
 
+def _check(options: argparse.Namespace) -> None:
+    """What would otherwise end the command after the first replays, which may take long."""
+    for policy in _list(options.policy):
+        if policy != OPTIMUM:
+            CacheOrder(policy, 1, tail_first=True)
+    for name in ("theta", "below_theta"):
+        share = getattr(options, name)
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(f"{_option(name)} is {share}; a probability from 0 to 1 is expected")
+    for name, least, most in (("store_threshold", 0, 2**32 - 1), ("directory", 1, 2**62)):
+        count = getattr(options, name)
+        if count is not None and not least <= count <= most:
+            raise ValueError(f"{_option(name)} is {count}; {least} to {most} is expected")
+    for name in ("below_policy", "below_theta"):
+        if options.below is None and getattr(options, name) is not None:
+            raise ValueError(f"{_option(name)} is of the tier below: --below SIZE is needed")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _replay_file(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     source = trace.read(path)
     name = source.name or path.name.split(".")[0]
     block_bytes = None if options.block_bytes is None else capacity.size(options.block_bytes)
 
-    def blocks(text: str) -> int:
-        return capacity.blocks(text, source.unique_blocks, block_bytes)
+    def blocks(text: str, option: str) -> int:
+        return capacity.blocks(text, source.unique_blocks, block_bytes, option)
 
     tiers: dict[str, Any] = {
         "theta": options.theta,
@@ -152,16 +176,16 @@ def _replay_file(path: Path, options: argparse.Namespace) -> list[dict[str, Any]
         "told_late": options.told_late,
     }
     if options.gpu is not None:
-        tiers["gpu_blocks"] = blocks(options.gpu)
+        tiers["gpu_blocks"] = blocks(options.gpu, "--gpu")
     if options.below is not None:
-        tiers["below_policy"] = options.below_policy
-        tiers["below_capacity"] = blocks(options.below)
-        tiers["below_theta"] = options.below_theta
+        tiers["below_policy"] = options.below_policy or "th"
+        tiers["below_capacity"] = blocks(options.below, "--below")
+        tiers["below_theta"] = options.below_theta or 0.0
     asked = max(source.requested, 1)
     results: list[dict[str, Any]] = []
+    sizes = {text: blocks(text, "--capacity") for text in _list(options.capacity)}
     for policy in _list(options.policy):
-        for text in _list(options.capacity):
-            size = blocks(text)
+        for text, size in sizes.items():
             found = {"trace": name, "policy": policy, "capacity": text, "blocks": size}
             if policy == OPTIMUM:
                 hits = source.optimum(size)

@@ -24,6 +24,8 @@ def check(path: Path) -> None:
     """Raise ``ValueError`` where a picture of this name cannot be written."""
     if path.suffix.lower() not in FORMS:
         raise ValueError(f"{path}: a picture's name ends with {' or '.join(FORMS)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no directory {path.parent}")
     if path.suffix.lower() == ".png":
         _pillow()
 

@@ -24,7 +24,9 @@ def read(path: Path) -> Trace:
     """The trace in a file; ``UnreadableError`` where there is none."""
     try:
         return Trace(_text(path))
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+    except OSError as error:
+        raise UnreadableError(f"{path}: {error.strerror or error}") from error
+    except (EOFError, zlib.error, ValueError) as error:
         raise UnreadableError(f"{path}: {error}") from error
 
 
