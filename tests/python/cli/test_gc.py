@@ -111,12 +111,21 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+# A shell that runs the tests in the background has them ignore SIGINT, and children inherit that.
+HEEDING_INTERRUPTS = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("kvstrata.cli", run_name="__main__")
+"""
+
+
 def command(endpoint: str, *arguments: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment |= {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret"}
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "kvstrata.cli", "gc", "s3://bucket/x", "--capacity", "1GiB"),
+            *(sys.executable, "-c", HEEDING_INTERRUPTS),
+            *("gc", "s3://bucket/x", "--capacity", "1GiB"),
             *("--endpoint", endpoint, "--allow-http", *arguments),
         ],
         env=environment,

@@ -112,7 +112,7 @@ def test_a_killed_process_leaves_a_root_that_opens_and_no_wrong_row(tmp_path: Pa
     for _ in range(3):
         process = start(
             """
-            tier = open_tier()
+            tier = open_tier(capacity="1GiB")  # nothing is evicted
             run(tier, "store", range(16))
             print("stored", flush=True)
             number = 1000
@@ -129,7 +129,7 @@ def test_a_killed_process_leaves_a_root_that_opens_and_no_wrong_row(tmp_path: Pa
         process.communicate()
     run(
         """
-        tier = open_tier()
+        tier = open_tier(capacity="1GiB")  # nothing is evicted
         outcomes = set()
         for number in range(0, 6400, 64):
             outcomes |= set(run(tier, "load", range(number, number + 64)).outcomes)
