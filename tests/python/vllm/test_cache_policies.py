@@ -101,6 +101,25 @@ def test_what_is_stored_may_go_although_its_request_has_not_ended(cls: str) -> N
 
 
 @pytest.mark.parametrize("cls", ["LRU", "ARC", "S3FIFO", "TH"])
+def test_uses_do_not_pile_up_where_all_is_found(cls: str) -> None:
+    manager = CPUOffloadingManager(8, cls, plugin.POLICY_MODULE)
+    held = keys(0, 4)
+    serve(manager, "first", held)
+    # Of a request whose rows are all there nothing is stored.
+    for number in range(20):
+        asked = context(f"again {number}", held)
+        manager.on_new_request(asked)
+        manager.prepare_load(held, asked)
+        manager.complete_load(held, asked)
+        manager.touch(held, asked)
+        manager.on_request_finished(asked)
+    order = manager._policy._order
+    assert len(order.kept) + len(order.freed) <= 2 * len(held), "what one request used, at most"
+    # They have been taken up, not lost: nothing is held for a load any more.
+    assert len(serve(manager, "other", keys(100, 8))) == 4
+
+
+@pytest.mark.parametrize("cls", ["LRU", "ARC", "S3FIFO", "TH"])
 def test_a_reset_forgets_all_of_it(cls: str) -> None:
     manager = CPUOffloadingManager(4, cls, plugin.POLICY_MODULE)
     serve(manager, "old", keys(0, 4))

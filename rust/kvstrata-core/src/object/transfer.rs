@@ -285,8 +285,9 @@ pub async fn is_there(store: &Store, path: &Path, row_bytes: usize) -> Result<bo
     }
 }
 
-/// Deletes an object if it is still the one with this `ETag`; nothing where there is none. Between the look and the deletion a
-/// peer may have written a good one: then a good one is gone, which costs a miss.
+/// Deletes an object if it is still the one with this `ETag`; nothing where there is none. Between
+/// the look and the deletion a peer may have written a good one: then a good one is gone, which
+/// costs a miss.
 ///
 /// # Errors
 /// The failure of either request; nothing to delete is fine.

@@ -100,7 +100,9 @@ impl LruOrder {
     }
 
     /// Makes keys, in token order, the latest ones; those that are not there are passed.
-    fn touch(&mut self, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn touch(&mut self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        // A cache that holds all that is asked for sees no other call that takes them up.
+        self.take_uses(py)?;
         let found = self.keys.numbers(&keys)?;
         self.order.renew(&found);
         Ok(())
