@@ -40,11 +40,11 @@ const WAYS: [Way; 10] = [
     Way::Tier("uring", 1),
     Way::Tier("threads", JOB),
     Way::Engine(Kind::Ring(64)),
-    Way::Engine(Kind::Threads(8)),
+    Way::Engine(Kind::Threads(32)),
     Way::Raw(Kind::Ring(64)),
-    Way::Raw(Kind::Threads(8)),
+    Way::Raw(Kind::Threads(32)),
     Way::Bare(Kind::Ring(64)),
-    Way::Bare(Kind::Threads(8)),
+    Way::Bare(Kind::Threads(32)),
     Way::Fio,
 ];
 
@@ -53,7 +53,7 @@ const FIRST_WAYS: [Way; 4] = [
     Way::Tier("uring", JOB),
     Way::Tier("threads", JOB),
     Way::Raw(Kind::Ring(64)),
-    Way::Raw(Kind::Threads(8)),
+    Way::Raw(Kind::Threads(32)),
 ];
 
 impl Way {

@@ -11,7 +11,7 @@ use kvstrata_core::io::threads::{FileExecutor, ThreadCounts, Threads};
 use kvstrata_core::io::uring::{self, Uring};
 use kvstrata_core::io::{
     Channel, Completion, CompletionSink, DataFile, Direction, Engine, Memory, Operation,
-    OperationId, Segment, Started,
+    OperationId, Prelude, Segment, Started,
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::Access;
@@ -21,7 +21,7 @@ use crate::count;
 use crate::ground::{FILE_NAME, Ground, Move};
 use crate::measure::Pass;
 
-/// Bytes whose checksums are computed before the tier hands them to its engine.
+/// Bytes that the tier hands to its engine at a time.
 const HAND_OVER_BYTES: usize = 1 << 20;
 const PASS_TIME_MAX: Duration = Duration::from_mins(10);
 
@@ -50,22 +50,13 @@ pub fn run(
     let (countdown, end) = Countdown::new(moves.len());
     let sink = sink(countdown, &check, direction);
     let engine = start(ground, kind, sink)?;
-    let operations = operations(ground, direction, row_bytes, moves);
+    let mut operations = operations(ground, direction, &check, moves);
+    let handed_over = (HAND_OVER_BYTES / row_bytes).max(1);
     let mut good = false;
     let pass = Pass::of(moves.len() * row_bytes, || {
-        if direction == Direction::Read {
-            engine.submit(operations);
-        } else {
-            let mut summed = Vec::new();
-            for operation in operations {
-                let slot = operation.segments.first().map_or(0, |part| part.offset);
-                check.row(slot);
-                summed.push(operation);
-                if summed.len() * row_bytes >= HAND_OVER_BYTES {
-                    engine.submit(core::mem::take(&mut summed));
-                }
-            }
-            engine.submit(summed);
+        while !operations.is_empty() {
+            let rest = operations.split_off(operations.len().min(handed_over));
+            engine.submit(core::mem::replace(&mut operations, rest));
         }
         good = end.recv_timeout(PASS_TIME_MAX) == Ok(true);
     });
@@ -146,7 +137,7 @@ fn start(ground: &Ground, kind: Kind, sink: CompletionSink) -> Result<Arc<dyn En
 fn operations(
     ground: &Ground,
     direction: Direction,
-    row_bytes: usize,
+    check: &Check,
     moves: &[Move],
 ) -> Vec<Operation> {
     let file = DataFile::new(Arc::clone(&ground.directory), FILE_NAME, Access::Write);
@@ -161,9 +152,16 @@ fn operations(
         segments: vec![Segment {
             memory: Memory::Arena(Arc::clone(&ground.arena)),
             offset: *slot,
-            length: row_bytes,
+            length: check.row_bytes(),
         }],
         deadline,
+        prelude: match direction {
+            Direction::Read => Prelude::NONE,
+            Direction::Write => {
+                let (check, slot) = (check.clone(), *slot);
+                Prelude::new(move || check.row(slot))
+            }
+        },
     };
     moves.iter().enumerate().map(operation).collect()
 }

@@ -30,6 +30,11 @@ impl Check {
         })
     }
 
+    /// Bytes of a row.
+    pub const fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
     /// Sums the row in the slot at `offset`.
     pub fn row(&self, offset: usize) {
         let payload = self.arena.bytes(offset, self.row_bytes).unwrap_or_default();

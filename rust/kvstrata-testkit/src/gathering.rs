@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kvstrata_core::io::{
     Alignment, Direction, Engine, EngineCounters, Operation, OperationId, QueueDepth,
 };
+use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::File;
 
 /// Wraps an engine; writes wait until they move so many bytes together, and then all start at once.
@@ -38,7 +39,12 @@ impl Gathering {
             .partition(|operation| operation.direction == Direction::Write);
         waiting.extend(writes);
         if waiting.iter().map(Operation::bytes).sum::<u64>() >= self.bytes {
-            others.extend(gathered.take().unwrap_or_default());
+            let mut writes = gathered.take().unwrap_or_default();
+            // The first ones are not to end while the others' checksums are computed.
+            for write in &mut writes {
+                write.begin(SystemClock.now());
+            }
+            others.extend(writes);
         }
         others
     }

@@ -6,12 +6,13 @@ mod engine_support;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use engine_support::{Kind, Root, SOON, operation, result, run, segment};
 use kvstrata_core::buffer::AlignedBuffer;
 use kvstrata_core::io::{
-    Channel, CompletionSink, Direction, Engine, Failure, Memory, OperationId, Segment,
+    Channel, CompletionSink, Direction, Engine, Failure, Memory, OperationId, Prelude, Segment,
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::Direct;
@@ -384,6 +385,80 @@ fn a_panic_in_the_sink_poisons_the_engine_and_everything_completes() {
 }
 
 #[test]
+fn a_prelude_is_done_once_before_the_first_byte_is_written() {
+    const ROW: usize = 12288;
+    const ROWS: usize = 300;
+    with_every_engine(|case| {
+        let file = case.root.file("rows", 8 << 20);
+        // Odd, so that rows are copied before they are written where the device wants alignment.
+        let arena = leaked_arena(ROW * ROWS + 4096, 1).unwrap();
+        let done = Arc::new(AtomicUsize::new(0));
+        let bytes_of = |row: usize| payload(&row.to_le_bytes(), ROW);
+        let writes = (0..ROWS).map(|row| {
+            let (id, at) = (row.try_into().unwrap(), (row * ROW).try_into().unwrap());
+            let mut write = operation(id, WRITE, &file, at, vec![segment(&arena, row * ROW, ROW)]);
+            let (arena, done, bytes) = (Arc::clone(&arena), Arc::clone(&done), bytes_of(row));
+            write.prelude = Prelude::new(move || {
+                assert!(arena.copy_in(row * ROW, &bytes));
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            write
+        });
+        case.engine.submit(writes.collect());
+        let mut arrived = Vec::new();
+        while arrived.len() < ROWS {
+            arrived.extend(case.completions.wait(1, SOON));
+        }
+        assert!(
+            arrived.iter().all(|one| one.result == Ok(())),
+            "{}",
+            case.name
+        );
+        assert!(
+            arrived
+                .iter()
+                .all(|one| one.operation.started.at().is_some())
+        );
+        assert_eq!(done.load(Ordering::Relaxed), ROWS, "{}", case.name);
+        let back = leaked_arena(ROW, 0).unwrap();
+        for row in 0..ROWS {
+            let (id, at) = (
+                (ROWS + row).try_into().unwrap(),
+                (row * ROW).try_into().unwrap(),
+            );
+            let read = operation(id, READ, &file, at, vec![segment(&back, 0, ROW)]);
+            assert_eq!(case.result(read), Ok(()));
+            assert!(
+                back.bytes(0, ROW).unwrap() == bytes_of(row),
+                "{} {row}",
+                case.name
+            );
+        }
+    });
+}
+
+#[test]
+fn a_panic_in_a_prelude_poisons_the_engine_and_everything_completes() {
+    for kind in Kind::ALL {
+        let root = Root::memory();
+        let completions = Completions::default();
+        let file = root.file("rows", 4096);
+        let arena = leaked_arena(8, 0).unwrap();
+        let engine = kind.start(&root, Direct::Yes, completions.sink());
+        let mut write = operation(1, WRITE, &file, 0, vec![segment(&arena, 0, 8)]);
+        write.prelude = Prelude::new(|| panic!("as the test wants"));
+        engine.submit(vec![write]);
+        let arrived = completions.wait(1, SOON);
+        assert_eq!(arrived[0].result, Err(Failure::Poisoned));
+        assert!(engine.poisoned());
+        let after = operation(2, READ, &file, 0, vec![segment(&arena, 0, 8)]);
+        engine.submit(vec![after]);
+        assert_eq!(completions.wait(1, SOON)[0].result, Err(Failure::Poisoned));
+        assert!(engine.shutdown(SOON));
+    }
+}
+
+#[test]
 fn an_operation_that_is_too_late_to_start_times_out_and_one_after_the_end_is_closed() {
     with_every_engine(|case| {
         let file = case.root.file("rows", 8192);
@@ -394,6 +469,7 @@ fn an_operation_that_is_too_late_to_start_times_out_and_one_after_the_end_is_clo
             .now()
             .checked_sub(Duration::from_secs(1))
             .unwrap();
+        late.prelude = Prelude::new(|| panic!("what is refused is never begun"));
         assert_eq!(case.result(late), Err(Failure::TimedOut));
         assert!(case.engine.shutdown(SOON));
         assert!(
@@ -401,8 +477,10 @@ fn an_operation_that_is_too_late_to_start_times_out_and_one_after_the_end_is_clo
             "a second call does nothing"
         );
         for id in [2, 3] {
-            let after = operation(id, READ, &file, 0, vec![segment(&arena, 0, 4096)]);
+            let mut after = operation(id, READ, &file, 0, vec![segment(&arena, 0, 4096)]);
+            after.prelude = Prelude::new(|| panic!("what is refused is never begun"));
             assert_eq!(case.result(after), Err(Failure::Closed));
         }
+        assert!(!case.engine.poisoned());
     });
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use kvstrata_core::config::{Size, TierOptions};
 use kvstrata_core::format::Superblock;
+use kvstrata_core::io::threads::ThreadCounts;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::{Access, Direct, Directory, File, ShareMode};
@@ -40,7 +41,13 @@ const CHILD: &str = "KVSTRATA_TEST_KILLED_WRITER";
 /// How many calls an engine makes at a time, and so how large a row is: `threads` makes one on
 /// each of its threads.
 fn rows(engine: &str) -> u64 {
-    if engine == "uring" { 64 } else { 8 }
+    if engine == "uring" {
+        64
+    } else {
+        // Rows of a size that divides the bytes in flight.
+        let threads = ThreadCounts::of_process(false).working;
+        (1 << threads.ilog2()).try_into().unwrap()
+    }
 }
 
 fn options(root: &Path, engine: &str) -> TierOptions {

@@ -55,7 +55,8 @@ enum End {
 }
 
 impl Stepped {
-    fn execute(&self, operation: Operation, end: End) {
+    fn execute(&self, mut operation: Operation, end: End) {
+        operation.begin(Instant::now());
         let executed = self.executor.execute(&operation, &mut Bounce::default());
         assert_eq!(executed.result, Ok(()));
         let (result, transferred_bytes) = match end {
@@ -100,6 +101,7 @@ impl Stepped {
             }],
             deadline: operation.deadline,
             started: kvstrata_core::io::Started::default(),
+            prelude: kvstrata_core::io::Prelude::NONE,
         };
         drop(held);
         let executed = self.executor.execute(&own, &mut Bounce::default());

@@ -47,7 +47,8 @@ fn a_panic_in_the_engine_leaves_a_tier_that_misses_and_says_so_once() {
             let inner = FileExecutor::new(files, Arc::clone(&clock), direct, alignment);
             let armed = Arc::clone(&own);
             let executor = Arc::new(Panics { inner, armed });
-            let threads = Threads::with_executor(executor, clock, ThreadCounts::default(), sink)?;
+            let threads =
+                Threads::with_executor(executor, clock, ThreadCounts::of_process(false), sink)?;
             Ok(Arc::new(threads))
         }),
         ..Seams::default()

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use kvstrata_core::format::geometry::Geometry;
-use kvstrata_core::io::{Direction, Operation, Started};
+use kvstrata_core::io::{Direction, Operation, Prelude, Started};
 use kvstrata_core::job::Outcome;
 use kvstrata_core::key::GroupId;
 use kvstrata_core::tier::Seams;
@@ -312,6 +312,7 @@ fn a_row_is_handed_over_only_when_its_entry_is_cleared_and_entered_only_when_it_
     watched.choose(move |operation| {
         let again = Operation {
             started: Started::default(),
+            prelude: Prelude::NONE,
             id: operation.id,
             direction: operation.direction,
             file: Arc::clone(&operation.file),

@@ -86,6 +86,8 @@ pub struct Operation {
     pub deadline: Instant,
     /// When the engine started it.
     pub started: Started,
+    /// What its engine does first.
+    pub prelude: Prelude,
 }
 
 /// When an operation was started: set once, by its engine.
@@ -94,7 +96,7 @@ pub struct Started(OnceLock<Instant>);
 
 impl Started {
     /// Notes that it starts now, by the engine's clock; a second start changes nothing.
-    pub fn note(&self, now: Instant) {
+    fn note(&self, now: Instant) {
         let _ = self.0.set(now);
     }
 
@@ -104,7 +106,42 @@ impl Started {
     }
 }
 
+/// Work that an engine does on its own thread just before it hands an operation to the kernel: what
+/// is summed up then is still in the processor's cache when the device asks for it, and no more of
+/// it than the device can take at a time. By then the operation's memory is the engine's.
+#[derive(Default)]
+pub struct Prelude(Option<Box<dyn FnOnce() + Send>>);
+
+impl Prelude {
+    /// Nothing.
+    pub const NONE: Self = Self(None);
+
+    /// This. A panic of it poisons the engine.
+    pub fn new(work: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(work)))
+    }
+}
+
+impl Debug for Prelude {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = if self.0.is_some() { "due" } else { "none" };
+        write!(formatter, "Prelude({text})")
+    }
+}
+
 impl Operation {
+    /// What every engine calls when it starts the operation at `now`, by its clock: notes the time
+    /// and does the prelude, unless that was done before. Says whether there was one.
+    pub fn begin(&mut self, now: Instant) -> bool {
+        self.started.note(now);
+        let prelude = self.prelude.0.take();
+        let is_due = prelude.is_some();
+        if let Some(work) = prelude {
+            work();
+        }
+        is_due
+    }
+
     /// Bytes to move; `u64::MAX` when the sum overflows.
     pub fn bytes(&self) -> u64 {
         self.segments.iter().fold(0_u64, |sum, segment| {

@@ -2,13 +2,12 @@
 //! cleared before those are overwritten, and the hand-over to the engine.
 //!
 //! A clear, a look for space or a hand-over costs about as much for one row as for hundreds, so
-//! jobs that wait are planned together, however small they are. The engine gets the first rows as
-//! soon as their checksums are known, not when all are.
+//! jobs that wait are planned together, however small they are.
 
 use std::collections::HashSet;
 
 use crate::eviction::Class;
-use crate::format::checksum::{RowChecksum, row_checksum};
+use crate::format::checksum::RowChecksum;
 use crate::index::{Fingerprint, RowPlace};
 use crate::io::Direction;
 use crate::job::Outcome;
@@ -16,13 +15,14 @@ use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::{DiskTier, count, plain};
 use crate::tier::health::REFUSED;
 use crate::tier::plan;
-use crate::tier::state::{FlightRow, Phase, QueuedStore, State, WriterActivity};
+use crate::tier::state::{FlightRow, Phase, QueuedStore, State};
 
 /// Keys that are planned at a time: bounds how long the lock is held.
 pub(super) const KEYS_MAX: usize = 512;
 /// Payload bytes that are planned at a time: bounds how long other rows wait for their entries.
 pub(super) const BYTES_MAX: u64 = 32 << 20;
-/// Payload bytes whose checksums are computed before they are handed to the engine.
+/// Payload bytes that are handed to the engine at a time, or a row: the first ones are under way
+/// while the others are handed over, and nobody waits long for the lock.
 const HAND_OVER_BYTES: usize = 1 << 20;
 
 /// A key that needs a row.
@@ -43,8 +43,8 @@ struct Placed {
     place: RowPlace,
 }
 
-/// Neighbouring rows of one store of the batch.
-type Run = (usize, Vec<FlightRow>);
+/// Neighbouring rows.
+type Run = Vec<FlightRow>;
 
 /// The keys of a batch that need rows, by class.
 #[derive(Debug, Default)]
@@ -80,11 +80,8 @@ impl DiskTier {
                 continue;
             }
             let placed = self.place_rows(&stores, class, &wanted);
-            let mut ready = self.prepare_rows(&stores, placed);
-            let lost = self.begin_reading_slots(&stores, &mut ready);
+            let ready = self.prepare_rows(&stores, placed);
             self.write_rows(&stores, &ready);
-            lock(&self.state).writer = WriterActivity::Other;
-            self.drop_rows(&stores, &lost);
         }
         stores.retain(|store| store.next < store.request.items.len());
         stores
@@ -225,102 +222,61 @@ impl DiskTier {
         ready
     }
 
-    /// Leaves those rows whose slots may be read from here on, and returns the others. What came
-    /// before may have hung so long that the tier was closed meanwhile: then the arena may be gone;
-    /// or that a store ended: then its slots may be somebody else's.
-    fn begin_reading_slots(&self, stores: &[QueuedStore], ready: &mut Vec<Placed>) -> Vec<Placed> {
-        let mut state = lock(&self.state);
-        if state.phase == Phase::Stopping {
-            return core::mem::take(ready);
-        }
-        let is_lost = |placed: &mut Placed| {
-            let store = stores.get(placed.wanted.store);
-            store.is_none_or(|store| store.request.is_abandoned())
-        };
-        let lost = ready.extract_if(.., is_lost).collect();
-        state.writer = WriterActivity::ReadsSlots;
-        lost
-    }
-
-    /// Gives prepared rows back: the tier is closed, or their stores have ended.
-    fn drop_rows(&self, stores: &[QueuedStore], lost: &[Placed]) {
-        if lost.is_empty() {
-            return;
-        }
-        let mut state = lock(&self.state);
-        for placed in lost {
-            state.inventory.free_row(placed.place, false);
-        }
-        drop(state);
-        let wanted: Vec<Wanted> = lost.iter().map(|placed| placed.wanted).collect();
-        self.settle_wanted(stores, &wanted, Outcome::Dropped, "closed");
-    }
-
-    /// Computes the checksums of prepared rows and hands their writes to the engine, the first
-    /// ones while those of the others are computed.
+    /// Hands the writes of prepared rows to the engine.
     fn write_rows(&self, stores: &[QueuedStore], ready: &[Placed]) {
-        let mut summed: Vec<Run> = Vec::new();
-        let mut bytes = 0_usize;
         for own in ready.chunk_by(|one, other| one.wanted.store == other.wanted.store) {
-            let Some((number, store)) = own
-                .first()
-                .and_then(|first| Some((first.wanted.store, stores.get(first.wanted.store)?)))
-            else {
+            let store = own.first().and_then(|first| stores.get(first.wanted.store));
+            let Some(store) = store else {
                 continue;
             };
             let rows = own.iter().map(Placed::row).collect();
             let runs = plan::runs(rows, &lock(&self.state).inventory);
-            for mut run in runs {
-                bytes = bytes.saturating_add(self.sum_up(store, &mut run));
-                summed.push((number, run));
+            let mut bytes = 0_usize;
+            let mut due = Vec::new();
+            for run in runs {
+                bytes = bytes.saturating_add(store.bytes(&run));
+                due.push(run);
                 if bytes >= HAND_OVER_BYTES {
-                    self.hand_over(stores, core::mem::take(&mut summed));
+                    self.hand_over(store, core::mem::take(&mut due));
                     bytes = 0;
                 }
             }
+            self.hand_over(store, due);
         }
-        self.hand_over(stores, summed);
     }
 
-    /// Computes the checksums of rows; returns the bytes they cover.
-    fn sum_up(&self, store: &QueuedStore, run: &mut [FlightRow]) -> usize {
-        let mut bytes = 0_usize;
-        for row in run {
-            let item = store.request.items.get(row.position);
-            let slot = item.and_then(|item| {
-                let payload = self.around.arena.bytes(item.offset, item.row_bytes)?;
-                Some((item, payload))
-            });
-            // Every slot was checked to lie in the arena.
-            if let Some((item, payload)) = slot {
-                row.checksum = row_checksum(&self.digest, &item.key, payload);
-                bytes = bytes.saturating_add(payload.len());
-            }
-        }
-        bytes
-    }
-
-    fn hand_over(&self, stores: &[QueuedStore], runs: Vec<Run>) {
+    /// Hands over neighbouring rows of a store, unless what came before hung so long that the tier
+    /// was closed meanwhile: then the arena may be gone; or that the store ended: then its slots
+    /// may be somebody else's.
+    fn hand_over(&self, store: &QueuedStore, mut runs: Vec<Run>) {
         if runs.is_empty() {
             return;
         }
-        let mut operations = Vec::with_capacity(runs.len());
         let mut state = lock(&self.state);
-        for (number, mut run) in runs {
-            let Some(store) = stores.get(number) else {
-                continue;
-            };
-            for row in &mut run {
-                row.counter = state.next_counter;
-                state.next_counter = row.counter.saturating_add(1);
-                if let Some(item) = store.request.items.get(row.position) {
-                    state.begin_writing(item.fingerprint, row.counter, store.number);
-                }
-            }
-            operations.extend(self.launch(&mut state, &store.request, vec![run], store.epoch));
+        if state.phase == Phase::Stopping || store.request.is_abandoned() {
+            self.drop_rows(&mut state, store, &runs);
+            return;
         }
+        for row in runs.iter_mut().flatten() {
+            row.counter = state.next_counter;
+            state.next_counter = row.counter.saturating_add(1);
+            if let Some(item) = store.request.items.get(row.position) {
+                state.begin_writing(item.fingerprint, row.counter, store.number);
+            }
+        }
+        let operations = self.launch(&mut state, &store.request, runs, store.epoch);
         drop(state);
         self.submit(operations);
+    }
+
+    /// Gives prepared rows back.
+    fn drop_rows(&self, state: &mut State, store: &QueuedStore, runs: &[Run]) {
+        let mut settlements = Vec::new();
+        for row in runs.iter().flatten() {
+            state.inventory.free_row(row.place, false);
+            settlements.push(plain(row.position, Outcome::Dropped));
+        }
+        self.settle(state, &store.request, &settlements, Some("closed"));
     }
 }
 

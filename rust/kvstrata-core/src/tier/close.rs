@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::job::Outcome;
 use crate::sys::sync::{lock, wait_timeout};
 use crate::tier::disk::DiskTier;
-use crate::tier::state::{Phase, WriterActivity};
+use crate::tier::state::Phase;
 
 impl DiskTier {
     /// Whether no operation may touch the arena any more; waits up to `timeout`.
@@ -38,9 +38,6 @@ impl DiskTier {
             return Err(busy());
         }
         if !self.stop_threads(left().max(Duration::from_secs(1))) {
-            if lock(&self.state).writer == WriterActivity::ReadsSlots {
-                return Err(busy());
-            }
             // A write of ours may still land: the root stays ours until the process ends.
             return Ok(());
         }
@@ -70,7 +67,7 @@ impl DiskTier {
     }
 
     /// Lets the writer write down what a restart should know, then joins both threads. A thread
-    /// that hangs in the file system is left behind: it begins to read no slot any more. Says whether
+    /// that hangs in the file system is left behind: it hands no more rows to the engine. Says whether
     /// both ended.
     fn stop_threads(&self, timeout: Duration) -> bool {
         let clock = &self.around.clock;
@@ -79,7 +76,7 @@ impl DiskTier {
         state.phase = Phase::Stopping;
         self.work.notify_all();
         self.watch.notify_all();
-        while state.writer != WriterActivity::Done {
+        while !state.writer_done {
             let left = timeout.saturating_sub(clock.now().saturating_duration_since(begun));
             if left.is_zero() {
                 return false;

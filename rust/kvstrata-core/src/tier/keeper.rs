@@ -8,7 +8,7 @@ use crate::tier::disk::DiskTier;
 use crate::tier::health::direction_of;
 use crate::tier::last_error::Cause;
 use crate::tier::request::Request;
-use crate::tier::state::{Flight, Phase, State, WriterActivity};
+use crate::tier::state::{Flight, Phase, State};
 
 /// How often the engine is asked again while operations are overdue: it replaces stuck threads.
 const OVERDUE_INTERVAL: Duration = Duration::from_millis(200);
@@ -134,17 +134,15 @@ impl DiskTier {
     }
 
     /// Ends the keys of a store that the kernel has no slots of: its planning, or the writing of
-    /// its entries, hangs in the file system, and the writer reads none of its slots any more.
+    /// its entries, hangs in the file system, and the writer hands the engine none of its rows any
+    /// more.
     ///
-    /// The keeper comes back for what is left: while the writer does read slots, which takes no
-    /// longer than memory does, nothing ends; and keys that the engine has may wait for a writer
-    /// that hangs when they come back.
+    /// The keeper comes back for what is left: keys that the engine has may wait for a writer that
+    /// hangs when they come back.
     fn abandon_store(&self, state: &mut State, request: &Arc<Request>) {
-        if state.writer != WriterActivity::ReadsSlots {
-            request.abandon();
-            let why = "not written down by its deadline";
-            self.end_open_keys(state, request, Outcome::Timeout, why);
-        }
+        request.abandon();
+        let why = "not written down by its deadline";
+        self.end_open_keys(state, request, Outcome::Timeout, why);
         let known = state.late.iter().any(|late| Arc::ptr_eq(late, request));
         if !known && !request.is_done() {
             state.late.push(Arc::clone(request));

@@ -1,6 +1,6 @@
 //! Rows on their way to the engine: each operation becomes a flight.
 
-use crate::io::{Channel, Direction, Memory, Operation, Segment, Started};
+use crate::io::{Channel, Direction, Memory, Operation, Prelude, Segment, Started};
 use crate::job::{JobKind, Outcome};
 use crate::sys::sync::Arc;
 use crate::tier::disk::{DiskTier, count};
@@ -8,6 +8,7 @@ use crate::tier::load_buffers::{LoadBuffer, WaitingRun};
 use crate::tier::plan;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, State};
+use crate::tier::sums::Sums;
 
 /// Where the rows of an operation are in memory.
 enum Target {
@@ -79,10 +80,11 @@ impl DiskTier {
             Target::Buffer(buffer) => Some(buffer),
             Target::Slots | Target::Later | Target::Nowhere => None,
         };
+        let sums = Sums::default();
         let operation = if nowhere {
             None
         } else {
-            self.operation(state, &run, buffer.as_ref())
+            self.operation(state, &run, buffer.as_ref(), &sums)
         };
         let WaitingRun {
             request,
@@ -94,6 +96,7 @@ impl DiskTier {
             rows,
             epoch,
             submitted: self.around.clock.now(),
+            sums,
             buffer,
             abandoned: false,
             landing: false,
@@ -154,15 +157,20 @@ impl DiskTier {
         state: &mut State,
         run: &WaitingRun,
         buffer: Option<&LoadBuffer>,
+        sums: &Sums,
     ) -> Option<Operation> {
         let request = &run.request;
         let first = run.rows.first()?;
         let row_file = state.inventory.row_file(first.place)?;
         let file = Arc::clone(&row_file.file);
         let geometry = row_file.geometry;
-        let (direction, padding) = match request.kind {
-            JobKind::Load => (Direction::Read, &self.scratch),
-            JobKind::Store => (Direction::Write, &self.zeros),
+        let arena = &self.around.arena;
+        let (direction, padding, prelude) = match request.kind {
+            JobKind::Load => (Direction::Read, &self.scratch, Prelude::NONE),
+            JobKind::Store => {
+                let prelude = sums.prelude(self.digest, request, &run.rows, arena);
+                (Direction::Write, &self.zeros, prelude)
+            }
         };
         let segments = if let Some(LoadBuffer { memory, stride }) = buffer {
             vec![Segment {
@@ -171,7 +179,6 @@ impl DiskTier {
                 length: stride.checked_mul(run.rows.len())?,
             }]
         } else {
-            let arena = &self.around.arena;
             plan::segments(&run.rows, &request.items, &geometry, arena, padding)
         };
         Some(Operation {
@@ -183,6 +190,7 @@ impl DiskTier {
             segments,
             deadline: request.deadline,
             started: Started::default(),
+            prelude,
         })
     }
 }

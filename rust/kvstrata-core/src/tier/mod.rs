@@ -38,6 +38,7 @@ mod space;
 mod state;
 mod stats;
 mod store;
+mod sums;
 mod touched;
 mod touches;
 mod trial;

@@ -31,7 +31,7 @@ use crate::tier::plan::PADDING_BYTES;
 use crate::tier::recover;
 use crate::tier::root_lock;
 use crate::tier::space::{Space, file_bytes};
-use crate::tier::state::{Phase, State, WriterActivity};
+use crate::tier::state::{Phase, State};
 use crate::tier::stats::SpaceFigures;
 
 /// The directories of a namespace, opened.
@@ -131,7 +131,7 @@ impl DiskTier {
         started.map_err(|error| {
             let mut state = lock(&self.state);
             state.phase = Phase::Stopping;
-            state.writer = WriterActivity::Done;
+            state.writer_done = true;
             drop(state);
             self.watch.notify_all();
             self.work.notify_all();

@@ -12,6 +12,7 @@ use crate::tier::inventory::Inventory;
 use crate::tier::load_buffers::{LoadBuffer, LoadBuffers};
 use crate::tier::removals::{Removals, StoreNumber};
 use crate::tier::request::Request;
+use crate::tier::sums::Sums;
 use crate::tier::waiters::Waiters;
 use crate::tier::written::Written;
 
@@ -26,17 +27,6 @@ pub(crate) enum Phase {
     Stopping,
 }
 
-/// What the writer thread is doing, as far as a tier that closes has to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriterActivity {
-    /// It reads slots of stores, which it never begins once the tier is stopping.
-    ReadsSlots,
-    /// Anything else.
-    Other,
-    /// It has ended its work.
-    Done,
-}
-
 /// A row on its way between arena and file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlightRow {
@@ -46,7 +36,7 @@ pub(crate) struct FlightRow {
     pub(crate) place: RowPlace,
     /// The pinned entry (loads only).
     pub(crate) entry: Option<EntryId>,
-    /// Checksum: expected (load) or to be written (store).
+    /// Checksum: expected (load) or to be written (store; known once the row is written).
     pub(crate) checksum: RowChecksum,
     /// Order of the row among all stores.
     pub(crate) store_order: u64,
@@ -65,6 +55,8 @@ pub(crate) struct Flight {
     pub(crate) epoch: u32,
     /// When it was handed to the engine.
     pub(crate) submitted: Instant,
+    /// The checksums of what is written; empty for loads.
+    pub(crate) sums: Sums,
     /// Where rows are read to instead of their slots.
     pub(crate) buffer: Option<LoadBuffer>,
     /// Its outcomes were given at the deadline; only the kernel's return is awaited.
@@ -104,6 +96,19 @@ pub(crate) struct QueuedStore {
     pub(crate) number: StoreNumber,
     /// Store order when it was begun: its own rows are not its victims.
     pub(crate) first_order: Option<u64>,
+}
+
+impl QueuedStore {
+    /// Payload bytes of some of its rows.
+    pub(crate) fn bytes(&self, rows: &[FlightRow]) -> usize {
+        let bytes = |row: &FlightRow| {
+            self.request
+                .items
+                .get(row.position)
+                .map(|item| item.row_bytes)
+        };
+        rows.iter().filter_map(bytes).sum()
+    }
 }
 
 /// Everything behind the lock.
@@ -157,8 +162,8 @@ pub(crate) struct State {
     pub(crate) next_store_order: u64,
     /// Number of the next operation.
     pub(crate) next_operation: u64,
-    /// What the writer thread is doing.
-    pub(crate) writer: WriterActivity,
+    /// Whether the writer thread has ended its work.
+    pub(crate) writer_done: bool,
 }
 
 impl State {
@@ -194,7 +199,7 @@ impl State {
             next_counter: 1,
             next_store_order,
             next_operation: 1,
-            writer: WriterActivity::Other,
+            writer_done: false,
         }
     }
 

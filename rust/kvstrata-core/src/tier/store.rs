@@ -118,8 +118,10 @@ impl DiskTier {
     }
 
     /// Takes a write operation back: its entries are next, or its rows are free again.
-    pub(super) fn complete_store(&self, flight: Flight, completion: &Completion) {
+    pub(super) fn complete_store(&self, mut flight: Flight, completion: &Completion) {
+        let summed = flight.sums.clone().hand_out(&mut flight.rows);
         match &completion.result {
+            Ok(()) if !summed => self.settle_write_failure(&flight, Failure::Poisoned),
             Ok(()) => {
                 let mut state = lock(&self.state);
                 if self.is_poisoned() {

@@ -10,7 +10,8 @@ use std::time::Instant;
 use crate::buffer::AlignedBuffer;
 use crate::io::file::DataFile;
 use crate::io::{
-    Channel, Completion, Direction, Failure, Memory, Operation, OperationId, Segment, Started,
+    Channel, Completion, Direction, Failure, Memory, Operation, OperationId, Prelude, Segment,
+    Started,
 };
 use crate::sys::fs::{Access, Direct};
 use crate::sys::sync::{Arc, lock};
@@ -63,6 +64,7 @@ impl Target {
             }],
             deadline,
             started: Started::default(),
+            prelude: Prelude::NONE,
         }
     }
 }

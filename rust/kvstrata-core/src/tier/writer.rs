@@ -17,7 +17,7 @@ use crate::tier::last_error::Cause;
 use crate::tier::request::Request;
 use crate::tier::row_file::RowFile;
 use crate::tier::rows::RowUse;
-use crate::tier::state::{Flight, Phase, QueuedStore, State, WriterActivity};
+use crate::tier::state::{Flight, Phase, QueuedStore, State};
 use crate::tier::written::Written;
 
 /// Bytes in the engine below which stores are planned before anything else.
@@ -72,7 +72,7 @@ impl DiskTier {
         if ended.is_err() {
             self.poison();
         }
-        lock(&self.state).writer = WriterActivity::Done;
+        lock(&self.state).writer_done = true;
         self.done.notify_all();
     }
 

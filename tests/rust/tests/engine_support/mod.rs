@@ -19,7 +19,7 @@ use kvstrata_core::io::threads::{Executed, Executor, FileExecutor, ThreadCounts,
 use kvstrata_core::io::uring::{Settings, Uring};
 use kvstrata_core::io::{
     Alignment, Channel, Completion, CompletionSink, DataFile, Direction, Engine, Failure, Memory,
-    Operation, OperationId, Segment, Started,
+    Operation, OperationId, Prelude, Segment, Started,
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::{Access, Direct, Directory, ShareMode};
@@ -157,7 +157,7 @@ impl Kind {
                     executor = executor.with_alter(kernel);
                 }
                 let clock = Arc::new(SystemClock);
-                let counts = ThreadCounts::default();
+                let counts = ThreadCounts::of_process(false);
                 Arc::new(start(Arc::new(executor), clock, counts, sink))
             }
             Self::Ring => {
@@ -222,6 +222,7 @@ pub(crate) fn operation(
 ) -> Operation {
     Operation {
         started: Started::default(),
+        prelude: Prelude::NONE,
         id: OperationId(id),
         direction,
         file: Arc::clone(file),

@@ -13,6 +13,8 @@ use core::time::Duration;
 use std::io;
 use std::time::Instant;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::{
     Alignment, Capabilities, CompletionSink, Engine, EngineCounters, Operation, OperationId,
     QueueDepth,
@@ -28,8 +30,10 @@ use worker::{Idle, Shared};
 
 pub use executor::{Bounce, Executed, Executor, FileExecutor};
 
-/// Default of [`ThreadCounts::working`].
-pub const THREADS: usize = 8;
+/// Fewest and most threads of [`ThreadCounts::of_process`]: with 8, a fast device waits for calls of
+/// 64 KiB.
+const THREADS_MIN: usize = 8;
+const THREADS_MAX: usize = 32;
 
 /// Number of threads that work, and of those that may be started for stuck ones.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +46,20 @@ pub struct ThreadCounts {
 }
 
 impl ThreadCounts {
+    /// What suits the process: each thread may hold a file open that others have closed, so there
+    /// is one for sixteen descriptors that the process may have, 8 at least and 32 at most. Where
+    /// rows are in memory a call is a copy, and 8 are enough.
+    pub fn of_process(in_memory: bool) -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let part = usize::try_from(limit / 16).unwrap_or(THREADS_MAX);
+        let most = if in_memory { THREADS_MIN } else { THREADS_MAX };
+        let working = part.clamp(THREADS_MIN, most);
+        Self {
+            working,
+            replacements_max: working,
+        }
+    }
+
     /// Threads that work.
     const fn all(self) -> usize {
         let per_file = self.per_file();
@@ -50,15 +68,6 @@ impl ThreadCounts {
 
     const fn per_file(self) -> usize {
         if self.working == 0 { 1 } else { self.working }
-    }
-}
-
-impl Default for ThreadCounts {
-    fn default() -> Self {
-        Self {
-            working: THREADS,
-            replacements_max: THREADS,
-        }
     }
 }
 
@@ -84,7 +93,8 @@ impl Threads {
     }
 
     /// Starts the engine with rows moved in `mode`: direct or not, and the alignment it needs. With
-    /// `small_cache` the page cache forgets the rows that go through it.
+    /// `small_cache` the page cache forgets the rows that go through it; without, it is where the
+    /// rows are.
     ///
     /// # Errors
     /// As [`Threads::start`].
@@ -99,7 +109,8 @@ impl Threads {
         if small_cache {
             executor = executor.with_small_cache();
         }
-        Self::with_executor(Arc::new(executor), clock, ThreadCounts::default(), sink)
+        let counts = ThreadCounts::of_process(!small_cache);
+        Self::with_executor(Arc::new(executor), clock, counts, sink)
     }
 
     /// Starts the engine over another executor.

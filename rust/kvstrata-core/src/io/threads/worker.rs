@@ -2,6 +2,7 @@
 
 use core::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use super::ThreadCounts;
 use super::executor::{Bounce, Executed, Executor};
@@ -38,13 +39,12 @@ impl Shared {
     /// Executes until the engine closes or another thread has taken this one's place.
     pub(super) fn work(&self) {
         let mut bounce = Bounce::default();
-        while let Some(operation) = self.next_operation() {
+        while let Some(mut operation) = self.next_operation() {
             let now = self.intake.clock().now();
             let executed = if operation.deadline <= now {
                 Executed::refused(Failure::TimedOut)
             } else {
-                operation.started.note(now);
-                self.execute(&operation, &mut bounce)
+                self.execute(&mut operation, now, &mut bounce)
             };
             let mut state = self.intake.lock();
             let was_replaced = state.queue.end(operation.id);
@@ -80,8 +80,11 @@ impl Shared {
         }
     }
 
-    fn execute(&self, operation: &Operation, bounce: &mut Bounce) -> Executed {
-        let body = AssertUnwindSafe(|| self.executor.execute(operation, bounce));
+    fn execute(&self, operation: &mut Operation, now: Instant, bounce: &mut Bounce) -> Executed {
+        let body = AssertUnwindSafe(|| {
+            operation.begin(now);
+            self.executor.execute(operation, bounce)
+        });
         catch_unwind(body).unwrap_or_else(|_| {
             self.intake.poison();
             Executed::refused(Failure::Poisoned)

@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use hashbrown::HashMap;
 
@@ -23,9 +24,9 @@ use crate::sys::sync::atomic::Ordering;
 /// While so many bytes of bounce buffers are lent, nothing new is started.
 const BOUNCE_BYTES_MAX: usize = 64 << 20;
 
-/// Completions of so many bytes are handed out before the ring is looked at again, so that a
-/// checksum of many rows leaves no device waiting.
-const DELIVERED_BYTES: u64 = 256 << 10;
+/// Operations of so many bytes are begun, and completions of so many handed out, before the ring is
+/// looked at again, so that a checksum of many rows leaves no device waiting.
+const TURN_BYTES: u64 = 256 << 10;
 
 /// Panics in a row after which the thread gives up.
 const PANICS_MAX: u32 = 8;
@@ -168,22 +169,37 @@ impl Driver {
             self.ready.pop_front();
         }
         self.cancel_overdue();
+        let mut begun_bytes = 0_u64;
         while self.has_room()
+            && begun_bytes < TURN_BYTES
             && let Some(operation) = self.shared.next_operation()
         {
-            let token = self.next_token;
-            self.next_token += 1;
-            let late = operation.deadline <= now;
-            if !late {
-                operation.started.note(now);
-            }
-            self.flights.insert(token, Flight::new(operation));
-            if late {
-                self.end(token, Some(Failure::TimedOut));
-            } else if !self.launch(token) {
-                self.ready.push_back(token);
-            }
+            begun_bytes = begun_bytes.saturating_add(self.begin(operation, now));
         }
+        if begun_bytes > 0 {
+            let entered = self.ring.submit();
+            self.entered(entered);
+        }
+    }
+
+    /// Starts an operation, unless it is too late; returns the bytes whose prelude was done.
+    fn begin(&mut self, operation: Operation, now: Instant) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        let late = operation.deadline <= now;
+        // In its place before its prelude, which may panic.
+        let flight = self.flights.entry(token).insert(Flight::new(operation));
+        let operation = &mut flight.into_mut().operation;
+        if late {
+            self.end(token, Some(Failure::TimedOut));
+            return 0;
+        }
+        let has_prelude = operation.begin(now);
+        let bytes = operation.bytes();
+        if !self.launch(token) {
+            self.ready.push_back(token);
+        }
+        if has_prelude { bytes } else { 0 }
     }
 
     /// Whether another operation may be started. Overdue ones make room for as many others.
@@ -303,7 +319,7 @@ impl Driver {
     /// Completes what has ended, a little of it.
     fn deliver(&mut self) {
         let mut bytes = 0_u64;
-        while bytes < DELIVERED_BYTES
+        while bytes < TURN_BYTES
             && let Some((operation, executed)) = self.ended.pop_front()
         {
             bytes = bytes.saturating_add(executed.transferred_bytes);
