@@ -163,6 +163,27 @@ fn a_job_larger_than_the_tier_keeps_its_head() {
 }
 
 #[test]
+fn rows_that_a_store_finds_present_are_not_evicted_for_its_other_rows() {
+    let root = root();
+    let mut harness = Harness::open(options(root.path(), ROW_BYTES, 1 << 20), 1300);
+    let rows = harness.store(&keys(0..600));
+    let rows = rows.iter().filter(|end| **end == Outcome::Ok).count();
+    let rows = u64::try_from(rows).unwrap();
+    // The coldest ones first, then so many others that all that can go has to, and more than are
+    // planned at a time.
+    let present = keys(0..8);
+    let own = [present.clone(), keys(1000..1000 + rows + 520)].concat();
+    let outcomes = harness.store(&own);
+    assert_eq!(outcomes[..8], all(Outcome::Present, 8));
+    assert_eq!(harness.found(&present), vec![true; 8]);
+    assert_eq!(harness.load(&present), all(Outcome::Ok, 8));
+    let stored = outcomes.iter().filter(|end| **end == Outcome::Ok).count();
+    assert_eq!(u64::try_from(stored).unwrap(), rows - 8);
+    // Later jobs may take them.
+    assert_eq!(harness.store(&keys(5000..5008)), all(Outcome::Ok, 8));
+}
+
+#[test]
 fn space_moves_to_the_group_that_needs_it() {
     let root = root();
     let mut harness = Harness::open(options(root.path(), ROW_BYTES, 2 << 20), 100);

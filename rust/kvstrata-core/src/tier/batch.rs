@@ -135,6 +135,7 @@ impl DiskTier {
             if state.removals.cancel(item.fingerprint, store.number) {
                 settled.push(plain(position, Outcome::Dropped));
             } else if state.inventory.index.find(item.fingerprint).is_some() {
+                store.present.insert(item.fingerprint);
                 settled.push(plain(position, Outcome::Present));
             } else if let Some(writing) = state.writing.get_mut(&item.fingerprint)
                 && !writing.cancelled
@@ -168,9 +169,7 @@ impl DiskTier {
 
     /// Gives keys rows, in their order; settles those for which there is no space.
     fn place_rows(&self, stores: &[QueuedStore], class: Class, wanted: &[Wanted]) -> Vec<Placed> {
-        // All rows of these jobs have this order or a later one: none of them is evicted.
-        let first_order = stores.iter().find_map(|store| store.first_order);
-        let rows = self.acquire_rows(class, wanted.len(), first_order.unwrap_or(0));
+        let rows = self.acquire_rows(class, wanted.len(), stores);
         let (with, without) = wanted.split_at(rows.len().min(wanted.len()));
         self.settle_wanted(stores, without, Outcome::NoSpace, "no space could be made");
         let placed = |(wanted, place): (&Wanted, RowPlace)| Placed {

@@ -1,6 +1,6 @@
 //! What the tier's one lock guards.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use crate::eviction::EntryId;
@@ -96,6 +96,8 @@ pub(crate) struct QueuedStore {
     pub(crate) number: StoreNumber,
     /// Store order when it was begun: its own rows are not its victims.
     pub(crate) first_order: Option<u64>,
+    /// Its keys that were found present: their rows are not its victims either.
+    pub(crate) present: HashSet<Fingerprint>,
 }
 
 impl QueuedStore {

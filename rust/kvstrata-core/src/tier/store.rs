@@ -1,5 +1,7 @@
 //! Stores: queued by the caller's thread, planned by the writer thread.
 
+use std::collections::HashSet;
+
 use crate::error::Result;
 use crate::index::RowPlace;
 use crate::io::{Completion, Direction, Failure};
@@ -63,6 +65,7 @@ impl DiskTier {
             epoch,
             number,
             first_order: None,
+            present: HashSet::new(),
         });
         drop(state);
         self.work.notify_one();

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 
 use crate::eviction::{Class, ContainerId, EntryId};
+use crate::index::IndexEntry;
 use crate::sys::sync::Arc;
 use crate::tier::inventory::Inventory;
 use crate::tier::row_file::RowFile;
+use crate::tier::state::QueuedStore;
 
 impl Inventory {
     /// Number of rows of a class that could be evicted now.
@@ -52,13 +54,13 @@ impl Inventory {
         empty.map(|id| (id, 0)).chain(filled).take(most).collect()
     }
 
-    /// The `need` rows of a class that go next, all or none; those stored with `keep_from` or
-    /// later stay, and those of files that cannot be written.
+    /// The `need` rows of a class that go next, all or none; those of the stores that need them
+    /// stay, and those of files that cannot be written.
     pub(crate) fn next_victims(
         &mut self,
         need: usize,
         class: Class,
-        keep_from: u64,
+        stores: &[QueuedStore],
     ) -> Option<Vec<EntryId>> {
         let (index, containers) = (&self.index, &self.containers);
         let unwritable = |id: ContainerId| {
@@ -66,10 +68,16 @@ impl Inventory {
             let container = at.and_then(|at| containers.get(at)?.as_ref());
             container.is_some_and(|container| container.unwritable)
         };
+        // All rows of these stores have this order or a later one, or were present.
+        let keep_from = stores.iter().find_map(|store| store.first_order);
+        let keep_from = keep_from.unwrap_or(u64::MAX);
+        let brought = |entry: &IndexEntry| {
+            let present = |store: &QueuedStore| store.present.contains(&entry.fingerprint);
+            entry.store_order >= keep_from || stores.iter().any(present)
+        };
         let protected = |id: EntryId| {
-            index.get(id).is_some_and(|entry| {
-                entry.store_order >= keep_from || unwritable(entry.place.container)
-            })
+            let entry = index.get(id);
+            entry.is_some_and(|entry| brought(entry) || unwritable(entry.place.container))
         };
         // What requests that were observed are waiting for goes last.
         let observed = &self.observed;
@@ -227,7 +235,7 @@ mod tests {
             assert_eq!(inventory.free_rows(CLASS), 0);
             assert_eq!(inventory.coldest(CLASS), None);
             assert_eq!(inventory.evictable(CLASS), 0);
-            assert_eq!(inventory.next_victims(1, CLASS, u64::MAX), None);
+            assert_eq!(inventory.next_victims(1, CLASS, &[]), None);
             assert!(inventory.coldest_containers(CLASS, 8).is_empty());
             assert!(inventory.take_rows(CLASS, 1).is_empty());
         }
@@ -237,7 +245,7 @@ mod tests {
         inventory.unpin(last);
         for _ in 0..1000 {
             assert!(inventory.coldest(CLASS).is_some());
-            let victims = inventory.next_victims(1, CLASS, u64::MAX);
+            let victims = inventory.next_victims(1, CLASS, &[]);
             assert_eq!(victims, Some(vec![last]));
         }
         assert_eq!(inventory.policy.visited(), all - 1 + 2000);
