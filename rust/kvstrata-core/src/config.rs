@@ -135,11 +135,12 @@ pub(crate) fn shown(url: &str) -> String {
     kept.unwrap_or("").to_owned()
 }
 
-/// The directory that `url` names: a path or a `file://` URL without a host.
+/// The directory that `url` names: a path or a `file://` URL without a host. A path that is hardly
+/// meant as one (`~/kv`, `file:/kv`) is refused; `./~/kv` and `./file:/kv` say that it is.
 ///
 /// # Errors
 /// [`crate::error::ErrorKind::Config`] for an empty location, a `file://` URL with a host or a
-/// relative path, and other schemes.
+/// relative path, other schemes, and a path that is hardly meant.
 pub fn parse_url(url: &str) -> Result<PathBuf> {
     let path = match url.split_once("://") {
         Some(("file", rest)) if rest.starts_with('/') => rest.to_owned(),
@@ -155,7 +156,12 @@ pub fn parse_url(url: &str) -> Result<PathBuf> {
                 shown(url)
             )));
         }
-        None => url.to_owned(),
+        None => match doubt(url) {
+            Some(doubt) => {
+                return Err(Error::config(format!("url: {:?}: {doubt}", shown(url))));
+            }
+            None => url.to_owned(),
+        },
     };
     if path.is_empty() {
         return Err(Error::config(
@@ -169,6 +175,26 @@ pub fn parse_url(url: &str) -> Result<PathBuf> {
         )));
     }
     Ok(PathBuf::from(path))
+}
+
+/// Why a path is hardly what was meant.
+fn doubt(path: &str) -> Option<&'static str> {
+    const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
+    let scheme = path.split_once(':').map(|(scheme, _)| scheme);
+    let is_known = |scheme: &str| {
+        SCHEMES
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(scheme))
+    };
+    if path.trim() != path {
+        Some("it begins or ends with a space")
+    } else if path.starts_with('~') {
+        Some("~ is expanded by the shell alone; write the whole path")
+    } else if scheme.is_some_and(is_known) {
+        Some("a URL has two slashes after its scheme, as in file:///var/kv")
+    } else {
+        None
+    }
 }
 
 /// Everything that [`crate::tier::Tier::open`] needs beside the arena.
@@ -320,7 +346,23 @@ mod tests {
             PathBuf::from("/var/kv")
         );
         assert_eq!(parse_url("/var/kv").unwrap(), PathBuf::from("/var/kv"));
-        for wrong in ["", "file://host/x", "s3://bucket", "file://x", "/a\0b"] {
+        for path in ["./~/kv", "./file:/kv", "a b", "s4:x", "kv"] {
+            assert_eq!(parse_url(path).unwrap(), PathBuf::from(path));
+        }
+        for wrong in [
+            "",
+            "file://host/x",
+            "s3://bucket",
+            "file://x",
+            "/a\0b",
+            "~/kv",
+            "~",
+            "file:/kv",
+            "S3:/bucket",
+            "memory:",
+            " /kv",
+            "/kv\n",
+        ] {
             assert!(
                 parse_url(wrong)
                     .unwrap_err()
