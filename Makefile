@@ -39,10 +39,10 @@ format: ## Rewrite Rust and Python sources in their formats
 	.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format --quiet .
 
 test: ## Everything a change must pass: lints, Rust, Python, end to end
-	@scripts/test.sh lint rust places+python engine
+	@scripts/test.sh lint chaos+rust places+python engine
 
 test-rust: ## The Rust tests alone
-	@scripts/test.sh rust
+	@scripts/test.sh chaos+rust
 
 test-places: ## The Rust tests of engines and tier on other file systems, in a sandbox, with low limits
 	@scripts/test.sh places
@@ -51,7 +51,7 @@ test-python: ## The Python tests without a vLLM engine
 	@scripts/test.sh python
 
 test-long: ## `make test`, then what takes longer
-	@scripts/test.sh lint rust places+python engine long
+	@scripts/test.sh lint chaos+rust places+python engine long
 
 bench: ## GB/s of the disk path by row size; KVSTRATA_BENCH_DIR names the directory to measure
 	@$(BENCH) disk_path
