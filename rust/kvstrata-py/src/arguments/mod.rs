@@ -1,11 +1,9 @@
 //! Arguments as Python gives them, checked one by one; a refusal names the argument.
 
-mod count;
 mod given;
 mod keys;
 mod named;
 mod offsets;
-mod probability;
 mod root;
 mod row_bytes;
 mod size;
@@ -13,12 +11,10 @@ mod size;
 use kvstrata_core::error::ErrorKind;
 use pyo3::prelude::*;
 
-pub(crate) use count::Count;
 pub(crate) use given::Given;
 pub(crate) use keys::Keys;
-pub(crate) use named::{Flag, JobId, Named, Seconds, Text};
+pub(crate) use named::{Count, Flag, JobId, Named, Probability, Seconds, Text};
 pub(crate) use offsets::Offsets;
-pub(crate) use probability::Probability;
 pub(crate) use root::Root;
 pub(crate) use row_bytes::RowBytes;
 pub(crate) use size::SizeText;

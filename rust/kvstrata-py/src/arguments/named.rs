@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use kvstrata_core::error::ErrorKind;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyString};
+use pyo3::types::{PyBool, PyBoolMethods, PyString};
 #[cfg(feature = "stubs")]
 use pyo3::{inspect::PyStaticExpr, type_hint_identifier};
 
@@ -20,137 +20,162 @@ pub(crate) trait Named {
     const KIND: ErrorKind;
 }
 
-/// A `str`.
-pub(crate) struct Text<N> {
-    pub(crate) value: String,
+/// What an argument may be.
+pub(crate) trait Form {
+    /// Its value here.
+    type Value;
+    /// What is expected, for messages.
+    const EXPECTED: &'static str;
+    #[cfg(feature = "stubs")]
+    const TYPE: PyStaticExpr;
+
+    /// The value of an object; none if it is not of this form.
+    fn read(object: &Bound<'_, PyAny>) -> Option<Self::Value>;
+}
+
+/// A value of form `F` that knows the name `N` of its argument.
+pub(crate) struct Argument<N, F: Form> {
+    pub(crate) value: F::Value,
     name: PhantomData<N>,
 }
 
-impl<N> Text<N> {
-    /// A default.
-    pub(crate) fn new(value: &str) -> Self {
+impl<N, F: Form> Argument<N, F> {
+    const fn of(value: F::Value) -> Self {
         Self {
-            value: value.to_owned(),
+            value,
             name: PhantomData,
         }
     }
 }
 
-impl<N: Named> FromPyObject<'_, '_> for Text<N> {
+impl<N: Named, F: Form> FromPyObject<'_, '_> for Argument<N, F> {
     type Error = PyErr;
     #[cfg(feature = "stubs")]
-    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("builtins", "str");
+    const INPUT_TYPE: PyStaticExpr = F::TYPE;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match object
-            .cast::<PyString>()
-            .ok()
-            .and_then(|text| text.to_str().ok().map(str::to_owned))
-        {
-            Some(value) => Ok(Self {
-                value,
-                name: PhantomData,
-            }),
-            None => Err(exception(
-                object.py(),
-                N::KIND,
-                format!("{} is {}; a str is expected", N::NAME, shown(&object)),
-            )),
-        }
+        F::read(&object).map(Self::of).ok_or_else(|| {
+            let text = format!(
+                "{} is {}; {} is expected",
+                N::NAME,
+                shown(&object),
+                F::EXPECTED
+            );
+            exception(object.py(), N::KIND, text)
+        })
     }
 }
 
-/// A `bool`.
-pub(crate) struct Flag<N> {
-    pub(crate) value: bool,
-    name: PhantomData<N>,
+/// A number that is no `bool`.
+fn number<'py, T: FromPyObjectOwned<'py>>(object: &Bound<'py, PyAny>) -> Option<T> {
+    let number = object.extract().ok();
+    number.filter(|_| !object.is_instance_of::<PyBool>())
 }
+
+/// See [`Text`].
+pub(crate) enum TextForm {}
+/// A `str`.
+pub(crate) type Text<N> = Argument<N, TextForm>;
+
+impl<N> Text<N> {
+    /// A default.
+    pub(crate) fn new(value: &str) -> Self {
+        Self::of(value.to_owned())
+    }
+}
+
+impl Form for TextForm {
+    type Value = String;
+    const EXPECTED: &'static str = "a str";
+    #[cfg(feature = "stubs")]
+    const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "str");
+
+    fn read(object: &Bound<'_, PyAny>) -> Option<String> {
+        let text = object.cast::<PyString>().ok()?;
+        text.to_str().ok().map(str::to_owned)
+    }
+}
+
+/// See [`Flag`].
+pub(crate) enum FlagForm {}
+/// A `bool`.
+pub(crate) type Flag<N> = Argument<N, FlagForm>;
 
 impl<N> Flag<N> {
     /// A default.
-    pub(crate) const TRUE: Self = Self {
-        value: true,
-        name: PhantomData,
-    };
+    pub(crate) const TRUE: Self = Self::of(true);
     /// A default.
-    pub(crate) const FALSE: Self = Self {
-        value: false,
-        name: PhantomData,
-    };
+    pub(crate) const FALSE: Self = Self::of(false);
 }
 
-impl<N: Named> FromPyObject<'_, '_> for Flag<N> {
-    type Error = PyErr;
+impl Form for FlagForm {
+    type Value = bool;
+    const EXPECTED: &'static str = "True or False";
     #[cfg(feature = "stubs")]
-    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("builtins", "bool");
+    const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "bool");
 
-    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match object.cast::<PyBool>() {
-            Ok(flag) => Ok(Self {
-                value: flag.is_true(),
-                name: PhantomData,
-            }),
-            Err(_) => Err(exception(
-                object.py(),
-                N::KIND,
-                format!(
-                    "{} is {}; True or False is expected",
-                    N::NAME,
-                    shown(&object)
-                ),
-            )),
-        }
+    fn read(object: &Bound<'_, PyAny>) -> Option<bool> {
+        object.cast::<PyBool>().ok().map(PyBoolMethods::is_true)
     }
 }
 
 /// Stands for every longer time: 136 years, which a clock's arithmetic still takes.
 const FOREVER: Duration = Duration::from_secs(0xffff_ffff);
 
+/// See [`Seconds`].
+pub(crate) enum SecondsForm {}
 /// A duration in seconds, zero or more; infinity is [`FOREVER`].
-pub(crate) struct Seconds<N> {
-    pub(crate) value: Duration,
-    name: PhantomData<N>,
-}
+pub(crate) type Seconds<N> = Argument<N, SecondsForm>;
 
 impl<N> Seconds<N> {
     /// A default.
     pub(crate) const fn new(seconds: u64) -> Self {
-        Self {
-            value: Duration::from_secs(seconds),
-            name: PhantomData,
-        }
+        Self::of(Duration::from_secs(seconds))
     }
 }
 
-impl<N: Named> FromPyObject<'_, '_> for Seconds<N> {
-    type Error = PyErr;
+impl Form for SecondsForm {
+    type Value = Duration;
+    const EXPECTED: &'static str = "a number of seconds, 0 or more,";
     #[cfg(feature = "stubs")]
-    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("builtins", "float");
+    const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "float");
 
-    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let number = object
-            .extract::<f64>()
-            .ok()
-            .filter(|_| !object.is_instance_of::<PyBool>());
-        match number {
-            Some(seconds) if seconds >= 0.0 => {
-                let value = Duration::try_from_secs_f64(seconds)
-                    .map_or(FOREVER, |given| given.min(FOREVER));
-                Ok(Self {
-                    value,
-                    name: PhantomData,
-                })
-            }
-            _ => Err(exception(
-                object.py(),
-                N::KIND,
-                format!(
-                    "{} is {}; a number of seconds, 0 or more, is expected",
-                    N::NAME,
-                    shown(&object)
-                ),
-            )),
-        }
+    fn read(object: &Bound<'_, PyAny>) -> Option<Duration> {
+        let seconds = number::<f64>(object).filter(|seconds| *seconds >= 0.0)?;
+        let given = Duration::try_from_secs_f64(seconds);
+        Some(given.map_or(FOREVER, |given| given.min(FOREVER)))
+    }
+}
+
+/// See [`Count`].
+pub(crate) enum CountForm {}
+/// An `int` from 1 on.
+pub(crate) type Count<N> = Argument<N, CountForm>;
+
+impl Form for CountForm {
+    type Value = usize;
+    const EXPECTED: &'static str = "an int from 1 on";
+    #[cfg(feature = "stubs")]
+    const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "int");
+
+    fn read(object: &Bound<'_, PyAny>) -> Option<usize> {
+        number(object).filter(|count| *count > 0)
+    }
+}
+
+/// See [`Probability`].
+pub(crate) enum ProbabilityForm {}
+/// A `float` from 0 to 1.
+pub(crate) type Probability<N> = Argument<N, ProbabilityForm>;
+
+impl Form for ProbabilityForm {
+    type Value = f32;
+    const EXPECTED: &'static str = "a probability from 0 to 1";
+    #[cfg(feature = "stubs")]
+    const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "float");
+
+    fn read(object: &Bound<'_, PyAny>) -> Option<f32> {
+        number(object).filter(|value| (0.0..=1.0).contains(value))
     }
 }
 
