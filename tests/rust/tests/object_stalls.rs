@@ -56,8 +56,8 @@ fn a_peer_that_takes_a_body_sip_by_sip_has_a_slot_no_longer_than_the_deadline() 
     }
     let mut harness = open_hasty(large, 1);
     // Never so long a pause that the kernel gives the connection up; 25 s for the whole row.
-    let sips = BucketFault::Sip(64 << 10, Duration::from_millis(50));
-    bucket.rule(Rule::rows(&[Method::Put], sips));
+    let slow = Rule::rows(&[Method::Put], BucketFault::Nothing);
+    bucket.rule(slow.by_sips(64 << 10, Duration::from_millis(50)));
     harness.wipe();
     let begun = Instant::now();
     let job = harness.job();

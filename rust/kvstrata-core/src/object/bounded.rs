@@ -4,10 +4,10 @@
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use hyper::{Method, StatusCode, header};
 use object_store::client::{
     HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
-use reqwest::{Method, StatusCode, header};
 
 use crate::metrics::Counter;
 use crate::object::credentials::NoCredentials;
@@ -79,7 +79,7 @@ impl<Service: HttpService> HttpService for Bounded<Service> {
 
 impl<Service: HttpService> Bounded<Service> {
     async fn answer(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        self.tokens.put_into(&mut request)?;
+        self.tokens.put_into(&mut request).await?;
         let (whole, part) = self.bounds(&request);
         let (lists, asked) = (Self::lists(&request), Asked::of(&request));
         let (parts, body) = self.service.call(request).await?.into_parts();

@@ -4,15 +4,18 @@
 //! between a slot and an object, and says in a word what failed. `tier::object` does the rest.
 
 mod bounded;
+mod client;
 pub mod connect;
 mod connector;
 mod credentials;
+mod cut;
 pub mod epoch_record;
 pub mod failure;
 pub mod gc;
 pub mod header;
 pub mod limits;
 pub mod location;
+mod named_files;
 pub mod names;
 pub mod options;
 mod page;
@@ -33,6 +36,7 @@ use crate::sys::sync::Arc;
 pub use failure::{Failure, FailureKind};
 pub use header::{HEADER_BYTES, RowHeader};
 pub use location::{Location, Scheme};
+pub use named_files::NamedFiles;
 pub use options::{Addressing, ObjectOptions};
 pub use verdicts::{Fact, Verdicts};
 

@@ -109,9 +109,9 @@ fn is_whole(head: &Head, body: &[u8], shared: &Shared) -> bool {
 fn take(
     reader: &mut BufReader<TcpStream>,
     body: &mut [u8],
-    fault: Option<BucketFault>,
+    sips: Option<(usize, Duration)>,
 ) -> io::Result<()> {
-    let Some(BucketFault::Sip(bytes, pause)) = fault else {
+    let Some((bytes, pause)) = sips else {
         return reader.read_exact(body);
     };
     for sip in body.chunks_mut(bytes.max(1)) {
@@ -138,7 +138,9 @@ fn one(
     let listed = head.asked("prefix").to_owned();
     let known = if name.is_empty() { &listed } else { &name };
     locked(&shared.seen).push((method, known.clone()));
-    let fault = choose(&mut locked(&shared.rules), method, known);
+    let met = choose(&mut locked(&shared.rules), method, known);
+    let (fault, sips) = (met.map(|met| met.fault), met.and_then(|met| met.sips));
+    let mut body = vec![0; head.length()];
     match fault {
         Some(BucketFault::Latency(time)) => {
             #[expect(clippy::disallowed_methods, reason = "a test double")]
@@ -156,19 +158,21 @@ fn one(
         }
         Some(BucketFault::EarlyStatus(status)) => {
             stream.write_all(&bytes_of(&Answer::status(status, "Early"), true))?;
+            if sips.is_some() {
+                take(reader, &mut body, sips)?;
+            }
             hang(stream, shared);
             return Ok(false);
         }
         _ => {}
     }
-    let mut body = vec![0; head.length()];
     if fault == Some(BucketFault::ResetHalfway) && method == Method::Put {
         let half = body.len() / 2;
-        reader.read_exact(body.get_mut(..half).unwrap_or(&mut []))?;
+        take(reader, body.get_mut(..half).unwrap_or(&mut []), sips)?;
         reset(stream);
         return Ok(false);
     }
-    take(reader, &mut body, fault)?;
+    take(reader, &mut body, sips)?;
     let answer = match fault {
         _ if !is_whole(head, &body, shared) => Answer::status(400, "BadDigest"),
         Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
