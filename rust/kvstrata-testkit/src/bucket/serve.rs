@@ -184,6 +184,9 @@ fn one(
             if shared.unconditional.load(Ordering::Acquire) {
                 head.headers.retain(|name, _| !name.starts_with("if-"));
             }
+            if shared.whole.load(Ordering::Acquire) {
+                head.headers.remove("range");
+            }
             let bytes = body.len();
             let mut objects = locked(&shared.objects);
             if method == Method::Put

@@ -4,6 +4,7 @@ use futures_util::StreamExt;
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
 use crate::format::row_table::EPOCH_LAST;
+use crate::metrics::Counter;
 use crate::object::epoch_record;
 use crate::object::names::{Epoch, Names};
 use crate::object::signing::put_of;
@@ -22,6 +23,8 @@ pub(super) struct Epochs<'a> {
     pub(super) names: &'a Names,
     /// Whether a PUT can be made to fail where an object is.
     pub(super) conditional_put: bool,
+    /// Counts names that no object of ours has.
+    pub(super) odd_names: &'a Counter,
 }
 
 /// The newest record.
@@ -108,13 +111,22 @@ impl Epochs<'_> {
     /// The newest epoch that is recorded.
     async fn recorded(self) -> Result<Option<Recorded>, Failure> {
         let mut records = self.store.list(Some(&self.names.epochs()));
-        let mut newest = None;
+        let mut all = Vec::new();
         while let Some(meta) = records.next().await {
             let meta = meta.map_err(|error| Failure::of(&error))?;
             let named = meta.location.filename().and_then(Epoch::parse);
             // What lies deeper is a stranger's: a copy that somebody keeps.
             let own = |named: &Epoch| self.names.record(*named, false) == meta.location;
-            newest = newest.max(named.filter(own));
+            all.extend(named.filter(own));
+        }
+        all.sort_unstable();
+        let mut newest = None::<Epoch>;
+        for named in all {
+            if named.can_follow(newest.map_or(0, |epoch| epoch.number)) {
+                newest = Some(named);
+            } else {
+                self.odd_names.add(1);
+            }
         }
         let Some(named) = newest else {
             return Ok(None);
@@ -161,6 +173,12 @@ impl Epochs<'_> {
                     break epoch;
                 }
             };
+            let last = newest.max(after).map_or(0, |epoch| epoch.number);
+            // All others are still further away.
+            if !next.can_follow(last) {
+                self.odd_names.add(1);
+                return Ok(newest);
+            }
             newest = newest.max(Some(next).filter(|_| Some(next) > after));
             from = Some(self.names.after_rows_of(next));
         }
