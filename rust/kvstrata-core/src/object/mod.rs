@@ -4,6 +4,7 @@
 //! between a slot and an object, and says in a word what failed. `tier::object` does the rest.
 
 mod bounded;
+mod census;
 mod client;
 pub mod connect;
 mod connector;
@@ -29,7 +30,6 @@ mod token_files;
 pub mod transfer;
 mod verdict_table;
 pub mod verdicts;
-mod victims;
 
 use crate::sys::sync::Arc;
 

@@ -122,6 +122,29 @@ fn take(
     Ok(())
 }
 
+/// Does what a request asks for an object.
+fn carry_out(head: &Head, name: &str, method: Method, body: Vec<u8>, shared: &Shared) -> Answer {
+    let version = shared.versions.fetch_add(1, Ordering::Relaxed);
+    let mut head = head.clone();
+    if shared.unconditional.load(Ordering::Acquire) {
+        head.headers.retain(|name, _| !name.starts_with("if-"));
+    }
+    if shared.whole.load(Ordering::Acquire) {
+        head.headers.remove("range");
+    }
+    let bytes = body.len();
+    let mut objects = locked(&shared.objects);
+    if method == Method::Put
+        && bytes > SMALL_BYTES
+        && let Some(newest) = &mut *locked(&shared.newest)
+    {
+        for gone in newest.note(name, bytes) {
+            objects.remove(&gone);
+        }
+    }
+    answer(&mut objects, &head, name, body, version)
+}
+
 /// Serves one request; false when the connection is not to be used again.
 fn one(
     reader: &mut BufReader<TcpStream>,
@@ -178,27 +201,7 @@ fn one(
         Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
         Some(BucketFault::Refuse(status, code)) => Answer::status(status, code),
         _ if method == Method::List => list(shared, head),
-        _ => {
-            let version = shared.versions.fetch_add(1, Ordering::Relaxed);
-            let mut head = head.clone();
-            if shared.unconditional.load(Ordering::Acquire) {
-                head.headers.retain(|name, _| !name.starts_with("if-"));
-            }
-            if shared.whole.load(Ordering::Acquire) {
-                head.headers.remove("range");
-            }
-            let bytes = body.len();
-            let mut objects = locked(&shared.objects);
-            if method == Method::Put
-                && bytes > SMALL_BYTES
-                && let Some(newest) = &mut *locked(&shared.newest)
-            {
-                for gone in newest.note(&name, bytes) {
-                    objects.remove(&gone);
-                }
-            }
-            answer(&mut objects, &head, &name, body, version)
-        }
+        _ => carry_out(head, &name, method, body, shared),
     };
     send(stream, shared, answer, method, fault)
 }
