@@ -18,6 +18,7 @@ pub mod limits;
 pub mod location;
 mod named_files;
 pub mod names;
+pub(crate) mod newest;
 pub mod options;
 mod page;
 pub mod probe;

@@ -7,6 +7,7 @@ use crate::format::row_table::EPOCH_LAST;
 use crate::metrics::Counter;
 use crate::object::epoch_record;
 use crate::object::names::{Epoch, Names};
+use crate::object::newest::Newest;
 use crate::object::signing::put_of;
 use crate::object::{Failure, FailureKind, Store};
 use crate::tier::object::open::random;
@@ -111,24 +112,18 @@ impl Epochs<'_> {
     /// The newest epoch that is recorded.
     async fn recorded(self) -> Result<Option<Recorded>, Failure> {
         let mut records = self.store.list(Some(&self.names.epochs()));
-        let mut all = Vec::new();
+        let mut newest = Newest::default();
         while let Some(meta) = records.next().await {
             let meta = meta.map_err(|error| Failure::of(&error))?;
             let named = meta.location.filename().and_then(Epoch::parse);
             // What lies deeper is a stranger's: a copy that somebody keeps.
             let own = |named: &Epoch| self.names.record(*named, false) == meta.location;
-            all.extend(named.filter(own));
-        }
-        all.sort_unstable();
-        let mut newest = None::<Epoch>;
-        for named in all {
-            if named.can_follow(newest.map_or(0, |epoch| epoch.number)) {
-                newest = Some(named);
-            } else {
-                self.odd_names.add(1);
+            if let Some(named) = named.filter(own) {
+                newest.meet(named);
             }
         }
-        let Some(named) = newest else {
+        self.odd_names.add(newest.left_out());
+        let Some(named) = newest.epoch() else {
             return Ok(None);
         };
         let number = named.number;
