@@ -214,6 +214,7 @@ impl Run<'_> {
     ) -> core::result::Result<(), Failure> {
         let mut listed = store.list(below.as_ref()).ready_chunks(BATCH_NAMES);
         let mut circle = Circle::default();
+        let depth = self.prefix().map_or(0, |prefix| prefix.parts_count());
         while let Some(batch) = self.in_time(listed.next()).await? {
             let mut rows = Vec::new();
             for meta in batch {
@@ -222,7 +223,7 @@ impl Run<'_> {
                     let text = "the listing names the same objects again and again";
                     return Err(Failure::new(FailureKind::Other, text));
                 }
-                match self.what_is(meta) {
+                match self.what_is(meta, depth) {
                     Some(Thing::Row(row)) => rows.push(row),
                     Some(Thing::Probe(probe)) if !self.what.dry_run => {
                         // One that stays is small, and tried again the next time.
@@ -236,9 +237,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What an object is; `None`: a stranger's, a manifest, a record of an epoch.
-    fn what_is(&self, meta: ObjectMeta) -> Option<Thing> {
-        let depth = self.prefix().map_or(0, |prefix| prefix.parts_count());
+    /// What an object below a prefix of so many parts is; `None`: a stranger's, a manifest, a record
+    /// of an epoch.
+    fn what_is(&self, meta: ObjectMeta, depth: usize) -> Option<Thing> {
         let stored_at = meta.last_modified.timestamp();
         let mut parts = meta.location.parts().skip(depth);
         let first = parts.next()?.as_ref().to_owned();
