@@ -116,10 +116,10 @@ impl Census {
             until: self.before,
             takes_others: self.has_old,
             excess: Cell::new(0),
-            rows: self
+            counted: self
                 .namespaces
                 .iter()
-                .map(|(name, of)| (name.clone(), of.rows))
+                .map(|(name, of)| (name.clone(), (of.rows, of.newest)))
                 .collect(),
         };
         let Some(capacity) = capacity else {
@@ -178,8 +178,8 @@ pub(super) struct Choice {
     /// bytes of them that are left to remove.
     excess: Cell<u64>,
     takes_others: bool,
-    /// Rows counted, by namespace.
-    rows: BTreeMap<String, u64>,
+    /// Rows counted, by namespace, and when the newest was stored.
+    counted: BTreeMap<String, (u64, i64)>,
 }
 
 impl Choice {
@@ -195,12 +195,25 @@ impl Choice {
 
     /// Rows of each namespace.
     pub(super) fn rows(&self) -> BTreeMap<String, u64> {
-        self.rows.clone()
+        let counted = self.counted.iter();
+        counted
+            .map(|(name, (rows, _))| (name.clone(), *rows))
+            .collect()
+    }
+
+    /// Whether a row was stored after those of its namespace were counted.
+    fn is_new(&self, namespace: &str, stored_at: i64) -> bool {
+        let counted = self.counted.get(namespace);
+        counted.is_none_or(|(_, newest)| stored_at > *newest)
     }
 
     /// Whether a row goes, which is of no namespace that goes as a whole; then it is taken for gone.
     pub(super) fn takes(&self, namespace: &str, bytes: u64, stored_at: i64) -> bool {
         if stored_at >= self.until || self.names.contains(namespace) {
+            return false;
+        }
+        // The last span may reach beyond the time of the count.
+        if self.is_new(namespace, stored_at) {
             return false;
         }
         if stored_at < self.before {
@@ -343,5 +356,23 @@ mod tests {
             (youngest - oldest_left).abs() <= census.span,
             "{youngest} {oldest_left}"
         );
+    }
+
+    #[test]
+    fn what_is_stored_after_the_count_stays_however_long_spans_are() {
+        let mut census = Census::new(i64::MIN);
+        for ago in 0..4 * i64::from(SPANS) {
+            census.count("a", 1, NOW - 7 - ago);
+        }
+        assert!(census.span > 1);
+        let choice = census.choose(Some(0), NOW);
+        for number in 0..4 * i64::from(SPANS) {
+            assert!(choice.takes("a", 1, NOW - 7 - number), "{number}");
+            let later = NOW - 6 + number;
+            assert!(!choice.takes("a", 1, later), "{later}");
+            assert!(!choice.takes("b", 1, later), "{later}");
+        }
+        // Nobody was there when it was decided.
+        assert!(!choice.takes("b", 1, NOW - 8));
     }
 }
