@@ -14,13 +14,21 @@ use kvstrata_testkit::memory::leaked_arena;
 use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Method, Rule};
 use object_support::s3s_server::S3sServer;
 use object_support::{ACCESS_KEY, SECRET_KEY, eventually, open, open_with, options};
-use tier_support::keys;
+use tier_support::{Harness, ROW_BYTES, keys};
 
 fn named(bucket: &Bucket, addressing: Addressing) -> ObjectOptions {
     ObjectOptions {
         addressing,
         ..options(&bucket.named_endpoint())
     }
+}
+
+/// A tier that is opened at the first call.
+fn open_once(options: ObjectOptions) -> Harness {
+    let arena = leaked_arena(ROW_BYTES, 0).unwrap();
+    let seams = kvstrata_core::tier::Seams::default();
+    let opened = Tier::open_object_shared(options, Arc::clone(&arena), seams, None);
+    Harness::around(opened.unwrap(), arena, ROW_BYTES)
 }
 
 /// What opening says, in words.
@@ -99,6 +107,39 @@ fn what_fails_is_told_by_status_and_code_whatever_words_the_url_has() {
         assert!(said.contains(&status.to_string()), "{said}");
         assert!(said.contains(code), "{said}");
     }
+}
+
+#[test]
+fn one_answer_of_a_busy_server_keeps_no_tier_from_being_opened() {
+    for (part, methods) in [
+        ("/kvstrata-probe-", vec![Method::Put]),
+        ("/namespace.json", vec![Method::Get]),
+        ("/epochs", vec![Method::List]),
+    ] {
+        for status in [500, 503] {
+            let bucket = Bucket::start().unwrap();
+            let busy = Rule {
+                part: part.to_owned(),
+                methods: methods.clone(),
+                ..Rule::all(BucketFault::Status(status))
+            };
+            bucket.rule(busy.times(2));
+            let mut harness = open_once(options(&bucket.endpoint()));
+            assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok], "{part}");
+        }
+    }
+    // What stays wrong is told, and soon.
+    let bucket = Bucket::start().unwrap();
+    bucket.rule(Rule::all(BucketFault::Status(403)));
+    refusal(options(&bucket.endpoint()));
+    assert_eq!(bucket.seen(Method::Put, "/kvstrata-probe-"), 1);
+    bucket.heal();
+    bucket.rule(Rule::all(BucketFault::Status(503)));
+    let before = bucket.seen(Method::Put, "/kvstrata-probe-");
+    let said = refusal(options(&bucket.endpoint()));
+    assert!(said.contains("overloaded"), "{said}");
+    let tries = bucket.seen(Method::Put, "/kvstrata-probe-") - before;
+    assert_eq!(tries, 4);
 }
 
 /// Names of probes that are left.

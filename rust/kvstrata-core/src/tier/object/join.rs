@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::path::Path as FilePath;
+use std::time::Instant;
 
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
@@ -12,7 +13,7 @@ use crate::object::probe::BucketFacts;
 use crate::object::reach::{Reached, Way};
 use crate::object::signing::put_of;
 use crate::object::{Fact, Failure, FailureKind, Store};
-use crate::sys::sync::{Arc, lock};
+use crate::sys::sync::{Arc, Mutex, lock};
 use crate::tier::last_error::LastError;
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::{ObjectTier, Place};
@@ -24,40 +25,88 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Longest time of one attempt.
 const ATTEMPT_MAX: Duration = Duration::from_secs(20);
+/// First pause of a start that tries again; doubled after each attempt.
+const PATIENCE_FIRST: Duration = Duration::from_millis(250);
+
+/// What the last attempt failed by, where it was a request.
+type Failed = Mutex<Option<FailureKind>>;
 
 impl ObjectTier {
     /// Tries to take the bucket into use.
     ///
     /// # Errors
     /// `Config`, saying precisely what is wrong with it.
-    pub(super) async fn join(&self) -> Result<Place> {
+    async fn join(&self) -> Result<Place> {
+        self.join_by(self.attempt_end(), &Mutex::default()).await
+    }
+
+    /// Tries to take the bucket into use, again where a failure is hardly there to stay: one answer
+    /// of a busy server should not keep an engine from starting. All attempts together take as long
+    /// as one may.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(super) async fn join_now(&self) -> Result<Place> {
+        let late = self.attempt_end();
+        let mut pause = PATIENCE_FIRST;
+        let mut left = self.options.limits.attempts_max;
+        loop {
+            let failed = Failed::default();
+            let joined = self.join_by(late, &failed).await;
+            left = left.saturating_sub(1);
+            let passes = lock(&failed).is_some_and(FailureKind::is_worth_a_retry);
+            if joined.is_ok() || !passes || left == 0 {
+                return joined;
+            }
+            let over = self.until(late, tokio::time::sleep(pause)).await;
+            if !matches!(over, Ended::Done(())) {
+                return joined;
+            }
+            pause = pause.saturating_mul(2);
+        }
+    }
+
+    fn attempt_end(&self) -> Instant {
         let now = self.around.clock.now();
         let longest = self.options.deadline.min(ATTEMPT_MAX);
-        let late = now.checked_add(longest).unwrap_or(now);
-        match self.until(late, self.join_once()).await {
+        now.checked_add(longest).unwrap_or(now)
+    }
+
+    async fn join_by(&self, late: Instant, failed: &Failed) -> Result<Place> {
+        match self.until(late, self.join_once(failed)).await {
             Ended::Done(joined) => joined,
             Ended::Late => Err(self.options.unusable("open", &Failure::late())),
             Ended::Stopped => Err(Error::config("the tier was closed")),
         }
     }
 
-    async fn join_once(&self) -> Result<Place> {
+    /// The error of a bucket that cannot be used, whose failure is noted.
+    fn unusable(&self, what: &str, failure: &Failure, failed: &Failed) -> Error {
+        *lock(failed) = Some(failure.kind);
+        self.options.unusable(what, failure)
+    }
+
+    async fn join_once(&self, failed: &Failed) -> Result<Place> {
         let way = Way {
             options: &self.options,
             given: self.given.as_ref(),
             clock: &self.around.clock,
             odd_names: &self.odd_names,
         };
-        let try_out = |store: Store| async move { self.probes.try_out(&store).await };
+        let try_out = |store: Store| async move {
+            let tried = self.probes.try_out(&store).await;
+            *lock(failed) = tried.as_ref().err().map(|failure| failure.kind);
+            tried
+        };
         let Reached {
             store,
             facts,
             style,
         } = way.reach("use", try_out).await?;
-        self.compare_manifest(&store, facts).await?;
+        self.compare_manifest(&store, facts, failed).await?;
         let epoch = self.epochs(&store, facts.conditional_put).open().await;
-        let epoch =
-            epoch.map_err(|failure| self.options.unusable("read the epochs of", &failure))?;
+        let wrong = |failure| self.unusable("read the epochs of", &failure, failed);
+        let epoch = epoch.map_err(wrong)?;
         Ok(Place {
             store,
             epoch,
@@ -67,14 +116,19 @@ impl ObjectTier {
     }
 
     /// Writes the manifest where there is none, reads it back, and compares it with ours.
-    async fn compare_manifest(&self, store: &Store, facts: BucketFacts) -> Result<()> {
+    async fn compare_manifest(
+        &self,
+        store: &Store,
+        facts: BucketFacts,
+        failed: &Failed,
+    ) -> Result<()> {
         let path = self.names.manifest();
         let shown = format!(
             "{}://{}/{path}",
             self.options.location.scheme.as_str(),
             self.options.location.bucket
         );
-        let failed = |failure: Failure| self.options.unusable("read the manifest of", &failure);
+        let wrong = |failure: Failure| self.unusable("read the manifest of", &failure, failed);
         let mut read = store.get(&path).await.map_err(|error| Failure::of(&error));
         if matches!(&read, Err(failure) if failure.kind == FailureKind::Missing) {
             let mode = if facts.conditional_put {
@@ -88,12 +142,12 @@ impl ObjectTier {
             let put = store.put_opts(&path, body, options).await;
             match put.map_err(|error| Failure::of(&error)) {
                 // A peer was quicker: what counts is what is read next.
-                Err(failure) if failure.kind != FailureKind::Exists => return Err(failed(failure)),
+                Err(failure) if failure.kind != FailureKind::Exists => return Err(wrong(failure)),
                 _ => {}
             }
             read = store.get(&path).await.map_err(|error| Failure::of(&error));
         }
-        let found = read.map_err(failed)?;
+        let found = read.map_err(wrong)?;
         let longest = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX);
         if found.meta.size > longest {
             return Err(Error::config(format!(
@@ -101,7 +155,7 @@ impl ObjectTier {
             )));
         }
         let bytes = found.bytes().await;
-        let bytes = bytes.map_err(|error| failed(Failure::of(&error)))?;
+        let bytes = bytes.map_err(|error| wrong(Failure::of(&error)))?;
         let shown = FilePath::new(&shown);
         compare(shown, &self.manifest, &parse(shown, &bytes)?)
     }

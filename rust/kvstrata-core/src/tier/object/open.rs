@@ -91,7 +91,7 @@ impl ObjectTier {
 
     fn first_join(self: &Arc<Self>) -> Result<()> {
         if self.options.required {
-            let place = self.handle.block_on(self.join())?;
+            let place = self.handle.block_on(self.join_now())?;
             let taken = self.handle.block_on(self.take_up(place));
             return taken.map_err(|failure| Error::config(failure.to_string()));
         }
