@@ -115,8 +115,13 @@ impl FailureKind {
     #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
-            Self::Dns => "the host's name cannot be resolved; check endpoint and addressing",
-            Self::Connect => "no connection; check endpoint, port and firewall",
+            Self::Dns => {
+                "the host's name cannot be resolved; check endpoint and addressing (proxies are \
+                 not used)"
+            }
+            Self::Connect => {
+                "no connection; check endpoint, port and firewall (proxies are not used)"
+            }
             Self::Tls => "TLS failed; check the scheme of the endpoint, or give ca_bundle",
             Self::Denied => {
                 "the server refuses these credentials; check them, the region and the bucket's \

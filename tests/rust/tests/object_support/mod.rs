@@ -14,6 +14,7 @@
 )]
 
 pub mod place;
+pub mod relay;
 pub mod s3s_server;
 pub mod servers;
 pub mod troubled;
