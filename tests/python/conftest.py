@@ -61,8 +61,27 @@ def shared_files() -> set[str]:
     return {name for name in names if not name.startswith(OF_RUST_TESTS)}
 
 
+def maps_file(process: Path, number: int) -> bool:
+    lines = (process / "maps").read_text(errors="replace").splitlines()
+    mapped = [line.split(None, 5) for line in lines]
+    return any(
+        int(m[4]) == number and m[5].startswith(f"{SHARED_MEMORY}/") for m in mapped if m[5:]
+    )
+
+
+def has_open(process: Path, number: int) -> bool:
+    for link in (process / "fd").iterdir():
+        try:
+            in_memory = str(link.readlink()).startswith(f"{SHARED_MEMORY}/")
+            if in_memory and link.stat().st_ino == number:
+                return True
+        except FileNotFoundError:  # it was closed
+            continue
+    return False
+
+
 def held_by_strangers(name: str) -> bool:
-    """Tells whether a process other than this one maps the shared memory file.
+    """Tells whether a process other than this one maps the shared memory file, or has it open.
 
     By its number, not its name: a named semaphore is mapped under a name of its making.
     """
@@ -70,17 +89,14 @@ def held_by_strangers(name: str) -> bool:
         number = (SHARED_MEMORY / name).stat().st_ino
     except FileNotFoundError:
         return True
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        if maps.parent.name == str(os.getpid()):
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
             continue
         try:
-            mapped = [line.split(None, 5) for line in maps.read_text(errors="replace").splitlines()]
+            if maps_file(process, number) or has_open(process, number):
+                return True
         except OSError:  # it ended, or belongs to another user
             continue
-        if any(
-            int(m[4]) == number and m[5].startswith(f"{SHARED_MEMORY}/") for m in mapped if m[5:]
-        ):
-            return True
     return False
 
 

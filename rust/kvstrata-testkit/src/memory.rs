@@ -1,10 +1,24 @@
-//! Memory for tests to lend to a tier or an engine.
+//! Memory for tests to lend to a tier or an engine, and folders in memory.
 
+use std::io;
 use std::sync::Arc;
+
+use tempfile::TempDir;
 
 use kvstrata_core::buffer::aligned::PAGE_BYTES;
 use kvstrata_core::buffer::{AlignedBuffer, Arena};
 use kvstrata_core::error::{Error, Result};
+
+/// A folder in memory, removed with its value. By its name the Python tests, which may run beside
+/// these and look for what is left there, know that it is not theirs.
+///
+/// # Errors
+/// The system's.
+pub fn folder() -> io::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("kvstrata-rust-")
+        .tempdir_in("/dev/shm")
+}
 
 /// An arena of `length` zero bytes, `misalignment` bytes after a page boundary.
 ///

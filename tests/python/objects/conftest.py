@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import random
@@ -65,7 +66,9 @@ def moto_command(_folder: Path) -> demo.ServerCommand:
 
 
 def seaweedfs_command(folder: Path) -> demo.ServerCommand:
-    return demo.server_command(PROGRAMS / "weed", folder)
+    """The demo's, with volumes for the buckets of a whole session: each takes seven."""
+    run = demo.server_command(PROGRAMS / "weed", folder)
+    return dataclasses.replace(run, command=[*run.command, "-volume.max=1000"])
 
 
 def tls_command(folder: Path) -> demo.ServerCommand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,23 @@ def test_what_one_process_stored_another_reloads(bench: Any) -> None:
     keys = bench.keys(*range(20))
     assert bench.found(tier, keys) == [True] * 20
     assert bench.load(tier, keys) == ["ok"] * 20
+
+
+@pytest.mark.parametrize("what", ["store", "load"])
+def test_proxies_that_the_environment_names_are_not_used(bench: Any, what: str) -> None:
+    names = [f"{kind}_PROXY" for kind in ("HTTP", "HTTPS", "ALL")]
+    refusing = dict.fromkeys([*names, *map(str.lower, names)], "http://127.0.0.1:1")
+    if what == "load":
+        assert bench.store(bench.open(), bench.keys(*range(4))) == ["ok"] * 4
+    told = subprocess.run(
+        [sys.executable, str(SCRIPT), bench.url, bench.options["endpoint"], what, "4"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, **refusing},
+    )
+    assert told.stdout.split() == ["ok"] * 4
 
 
 def test_removed_rows_are_gone_and_can_be_stored_again(bench: Any) -> None:

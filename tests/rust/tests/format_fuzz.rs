@@ -211,7 +211,7 @@ fn feed(count: u64, mut state: u64) -> [u64; 2] {
 fn open_manifests(count: u64, mut state: u64) -> u64 {
     let state = &mut state;
     // In memory: every opening syncs.
-    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let place = kvstrata_testkit::memory::folder().unwrap();
     let root = Directory::open_root(&place.path().join("root"), true, ShareMode::Private).unwrap();
     let manifest = manifest();
     let namespace = Namespace::open(&root, &manifest).unwrap();

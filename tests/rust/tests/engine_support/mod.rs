@@ -36,20 +36,15 @@ pub(crate) struct Root {
 impl Root {
     /// On the disk that holds the build.
     pub(crate) fn disk() -> Self {
-        Self::within(env!("CARGO_TARGET_TMPDIR"))
+        Self::within(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
 
     /// In memory.
     pub(crate) fn memory() -> Self {
-        Self::within("/dev/shm")
+        Self::within(kvstrata_testkit::memory::folder().unwrap())
     }
 
-    fn within(parent: &str) -> Self {
-        // By the prefix the Python tests, which may run beside these, know what is not theirs.
-        let holder = tempfile::Builder::new()
-            .prefix("kvstrata-rust-")
-            .tempdir_in(parent)
-            .unwrap();
+    fn within(holder: tempfile::TempDir) -> Self {
         let directory = Directory::open_root(holder.path(), false, ShareMode::Private).unwrap();
         Self {
             directory: Arc::new(directory),

@@ -46,7 +46,7 @@ struct Bench {
 
 impl Bench {
     fn open() -> Arc<Self> {
-        let root = tempfile::tempdir_in("/dev/shm").unwrap();
+        let root = kvstrata_testkit::memory::folder().unwrap();
         let options = TierOptions {
             root: root.path().to_path_buf(),
             identity: Map::from_iter([("model".to_owned(), "m".into())]),
