@@ -190,9 +190,17 @@ fn rows_of_a_store_do_not_go_with_their_files_for_its_rows_of_another_group() {
         own.collect::<Vec<_>>()
     };
     // Present in every file, or stored by the same job and more than are planned at a time.
-    for is_present in [true, false] {
+    let cases = [
+        ("lru", true),
+        ("lru", false),
+        ("s3fifo", true),
+        ("th", true),
+    ];
+    for (policy, is_present) in cases {
         let root = root();
-        let mut harness = Harness::open(options(root.path(), ROW_BYTES, 8 << 20), 2000);
+        let mut own = options(root.path(), ROW_BYTES, 8 << 20);
+        own.policy = policy.to_owned();
+        let mut harness = Harness::open(own, 2000);
         let first = of(0..1100, 0);
         if is_present {
             harness.store(&first);
@@ -205,7 +213,7 @@ fn rows_of_a_store_do_not_go_with_their_files_for_its_rows_of_another_group() {
         assert!(there > 400, "{there}");
         let all_found = harness.found(&own).into_iter().zip(&outcomes);
         let wrong = all_found.filter(|(found, end)| *found != is_there(end));
-        assert_eq!(wrong.count(), 0, "present: {is_present}");
+        assert_eq!(wrong.count(), 0, "{policy}, present: {is_present}");
         // Space moves as soon as that job is done.
         let after = of(5000..5020, 7);
         assert_eq!(harness.store(&after), all(Outcome::Ok, after.len()));
