@@ -23,7 +23,7 @@ use futures_util::stream::{self, BoxStream};
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::object::names::{fan_out, parse_row};
 use kvstrata_core::object::options::Environment;
-use kvstrata_core::object::{Addressing, HEADER_BYTES, Location, ObjectOptions, Store};
+use kvstrata_core::object::{Addressing, HEADER_BYTES, Location, NamedFiles, ObjectOptions, Store};
 use kvstrata_core::tier::{Seams, Tier};
 use kvstrata_testkit::memory::leaked_arena;
 use object_store::memory::InMemory;
@@ -214,6 +214,7 @@ fn main() {
         deadline: Duration::from_secs(30),
         required: true,
         environment: Environment::default(),
+        files: NamedFiles::default(),
         limits: kvstrata_core::object::limits::ObjectLimits::default(),
     };
     let before = resident_bytes();

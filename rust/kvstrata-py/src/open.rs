@@ -9,7 +9,9 @@ use kvstrata_core::config::{Size, TierOptions};
 use kvstrata_core::error::{Error, Result};
 use kvstrata_core::eviction::admission::AdmissionOptions;
 use kvstrata_core::object::limits::ObjectLimits;
-use kvstrata_core::object::{Addressing, Location, ObjectOptions, Scheme, Store, memory_store};
+use kvstrata_core::object::{
+    Addressing, Location, NamedFiles, ObjectOptions, Scheme, Store, memory_store,
+};
 use kvstrata_core::tier::{self, Seams};
 use pyo3::prelude::*;
 
@@ -188,6 +190,7 @@ impl ForBucket {
             deadline: common.deadline.value,
             required: common.required,
             environment: environment::read(),
+            files: NamedFiles::default(),
             limits,
         })
     }

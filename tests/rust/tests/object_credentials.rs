@@ -11,6 +11,7 @@ mod tier_support;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
@@ -20,7 +21,7 @@ use kvstrata_core::object::options::Environment;
 use kvstrata_core::tier::Tier;
 use kvstrata_testkit::Bucket;
 use kvstrata_testkit::memory::leaked;
-use object_support::{ACCESS_KEY, SECRET_KEY, open, options};
+use object_support::{ACCESS_KEY, SECRET_KEY, eventually, open, options};
 use tier_support::keys;
 
 /// A service that hands out credentials; tells the value of each request's `authorization`.
@@ -58,7 +59,7 @@ fn answer(mut stream: TcpStream, session_token: &str) -> String {
     authorization
 }
 
-fn by_service(bucket: &Bucket, url: &str, token: &std::path::Path) -> ObjectOptions {
+fn by_service(bucket: &Bucket, url: &str, token: &Path) -> ObjectOptions {
     let variables = [
         ("AWS_CONTAINER_CREDENTIALS_FULL_URI", url.to_owned()),
         (
@@ -136,4 +137,49 @@ fn credentials_that_no_header_can_hold_are_refused() {
         "{said}"
     );
     assert!(!said.contains("hidden"), "{said}");
+}
+
+/// A file that gives no bytes until somebody writes some.
+fn fifo(directory: &Path, name: &str) -> PathBuf {
+    let path = directory.join(name);
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+    path
+}
+
+fn by_file(bucket: &Bucket, path: &Path) -> ObjectOptions {
+    let name = "AWS_SHARED_CREDENTIALS_FILE".to_owned();
+    ObjectOptions {
+        environment: Environment(BTreeMap::from([(name, path.display().to_string())])),
+        ..options(&bucket.endpoint())
+    }
+}
+
+#[test]
+fn a_tier_joins_once_its_credentials_file_gives_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let bucket = Bucket::start().unwrap();
+    let path = fifo(directory.path(), "credentials");
+    let later = ObjectOptions {
+        required: false,
+        ..by_file(&bucket, &path)
+    };
+    let tier = Tier::open_object(later, leaked(5000, 0).unwrap()).unwrap();
+    assert_eq!(tier.lookup(&keys(0..1)).unwrap(), [Some(false)]);
+    eventually("the file is named", || {
+        let stats = tier.stats().unwrap();
+        let error = stats["last_error"]["text"]
+            .as_str()
+            .unwrap_or("")
+            .to_owned();
+        error.contains("gives no bytes")
+    });
+    let text = format!(
+        "[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    );
+    std::fs::write(&path, &text).unwrap();
+    // From now on a file like any other.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, &text).unwrap();
+    eventually("in use", || tier.stats().unwrap()["health"] == "ok");
 }

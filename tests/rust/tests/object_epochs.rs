@@ -209,6 +209,35 @@ fn a_record_that_makes_no_sense_begins_a_new_epoch() {
 }
 
 #[test]
+fn numbers_that_nobody_can_have_come_to_use_none_up() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open(options(&bucket.endpoint()), 4);
+    assert_eq!(harness.store(&keys(0..1)), [Outcome::Ok]);
+    let row = row_names(&bucket).remove(0);
+    let (own, bytes) = (whole_epoch(&harness), bucket.get(&row).unwrap());
+    let (base, _) = row.split_once("/rows/").unwrap();
+    for far in ["0100000002", "4000000000"] {
+        let of = format!("{far}-00000000000000ff");
+        let record = format!(
+            "an epoch of kvstrata, {of}; without it rows that were reset could come back\n"
+        );
+        bucket.put(&format!("{base}/epochs/{far}"), record.into_bytes());
+        bucket.put(&row.replace(&own, &of), bytes.clone());
+        let mut other = open(options(&bucket.endpoint()), 4);
+        assert_eq!(whole_epoch(&other), own, "{far}");
+        assert_eq!(other.load(&keys(0..1)), [Outcome::Ok]);
+        assert!(other.stat("odd_names") > 0);
+    }
+    assert!(harness.tier.reset().unwrap());
+    assert_eq!(epoch(&harness), "0000000002");
+    assert_eq!(harness.load(&keys(0..1)), [Outcome::Miss]);
+    // What somebody could have come to counts, however unlikely, and with it what is near that.
+    bucket.put(&format!("{base}/epochs/0100000000"), b"x".to_vec());
+    assert!(harness.tier.reset().unwrap());
+    assert_eq!(epoch(&harness), "0100000003");
+}
+
+#[test]
 fn many_names_below_rows_cost_an_opening_a_page_of_memory() {
     let bucket = Bucket::start().unwrap();
     let mut harness = open(options(&bucket.endpoint()), 4);

@@ -16,7 +16,7 @@ use kvstrata_core::job::Outcome;
 use kvstrata_core::object::gc::{GcEnd, GcOptions, GcReport, run};
 use kvstrata_core::object::{Addressing, ObjectOptions};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
-use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, Method, Rule};
+use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, ManualClock, Method, Rule};
 use object_support::{open, options, row_names};
 use tier_support::keys;
 
@@ -167,4 +167,75 @@ fn a_listing_that_goes_in_a_circle_is_an_error() {
     let said = said.to_string();
     assert!(said.contains("the same objects again and again"), "{said}");
     assert_eq!(row_names(&bucket).len(), 3);
+}
+
+#[test]
+fn no_more_rows_go_than_have_to_and_those_that_are_too_old_all_do() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 10);
+    let size = u64::try_from(bucket.get(&row_names(&bucket)[0]).unwrap().len()).unwrap();
+    let to_half = GcOptions {
+        capacity_bytes: Some(5 * size + 1),
+        ..EVERYTHING
+    };
+    let dry = GcOptions {
+        dry_run: true,
+        ..to_half
+    };
+    let would = gc(&options(&bucket.endpoint()), dry, &never).unwrap();
+    assert_eq!(row_names(&bucket).len(), 10);
+    let report = gc(&options(&bucket.endpoint()), to_half, &never).unwrap();
+    assert_eq!(report, would);
+    assert_eq!((report.removed_rows, report.kept_rows), (5, 5));
+    assert_eq!(
+        (report.removed_bytes, report.kept_bytes),
+        (5 * size, 5 * size)
+    );
+    assert_eq!(row_names(&bucket).len(), 5);
+    let listings = || bucket.seen(Method::List, "");
+    let before = listings();
+    let report = gc(&options(&bucket.endpoint()), to_half, &never).unwrap();
+    assert_eq!((report.removed_rows, report.kept_rows), (0, 5));
+    // One to find the way, one to count.
+    assert_eq!(listings(), before + 2);
+    // All objects of this server are from 2099.
+    let clock = ManualClock::default();
+    let day = Duration::from_hours(24);
+    clock.advance(Duration::from_secs(4_070_908_800 - 1_000_000_000) + 10 * day);
+    let clock: Arc<dyn Clock> = Arc::new(clock);
+    for (days, removed) in [(11, 0), (9, 5)] {
+        let old = GcOptions {
+            capacity_bytes: None,
+            older_than: Some(days * day),
+            ..EVERYTHING
+        };
+        let report = run(&options(&bucket.endpoint()), None, &clock, old, &never).unwrap();
+        assert_eq!(
+            (report.removed_rows, report.kept_rows),
+            (removed, 5 - removed)
+        );
+        assert_eq!(report.emptied.is_empty(), removed == 0);
+    }
+}
+
+#[test]
+fn a_listing_that_ends_early_while_rows_go_says_so_and_what_was_done() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 4);
+    let listings = bucket.seen(Method::List, "");
+    // The way is found, rows are counted; then it fails.
+    let well = Rule {
+        part: String::new(),
+        ..Rule::rows(&[Method::List], BucketFault::Nothing)
+    };
+    bucket.rule(well.clone().times(2));
+    bucket.rule(Rule {
+        fault: BucketFault::Status(500),
+        ..well
+    });
+    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &never).unwrap();
+    assert_eq!(report.end, GcEnd::NotListed);
+    assert_eq!((report.removed_rows, report.kept_rows), (0, 4));
+    assert!(report.last_error.unwrap().contains("500"));
+    assert_eq!(bucket.seen(Method::List, ""), listings + 3);
 }

@@ -130,3 +130,39 @@ fn a_listing_that_says_it_is_endless_fails() {
         bucket.heal();
     }
 }
+
+#[test]
+fn a_server_that_knows_no_ranges_is_read_no_further_than_headers() {
+    let bucket = Bucket::start().unwrap();
+    bucket.ignore_ranges();
+    // More than a socket takes: whoever read it all would wait for all of it.
+    let large = ObjectOptions {
+        row_bytes: BTreeMap::from([(GroupId(0), 8 << 20)]),
+        ..options(&bucket.endpoint())
+    };
+    let own = keys(0..3);
+    {
+        let mut harness = open(large.clone(), 3);
+        assert_eq!(harness.store(&own), [Outcome::Ok; 3]);
+    }
+    let names = row_names(&bucket);
+    bucket.put(&names[0], Vec::new());
+    bucket.put(&names[1], vec![b'x'; 100]);
+    let mut harness = open(large, 3);
+    let (gets, puts) = (
+        bucket.seen(Method::Get, "/rows/"),
+        bucket.seen(Method::Put, "/rows/"),
+    );
+    // Headers are looked at: of what was listed, and of what is said to be there.
+    bucket.rule(Rule::rows(
+        &[Method::Get],
+        BucketFault::Trickle(1 << 20, Duration::from_millis(1)),
+    ));
+    let mut outcomes = harness.store(&own);
+    outcomes.sort_by_key(|outcome| *outcome == Outcome::Present);
+    assert_eq!(outcomes, [Outcome::Ok, Outcome::Ok, Outcome::Present]);
+    assert_eq!(bucket.seen(Method::Get, "/rows/"), gets + 3);
+    assert_eq!(bucket.seen(Method::Put, "/rows/"), puts + 4);
+    bucket.heal();
+    assert_eq!(harness.load(&own), [Outcome::Ok; 3]);
+}

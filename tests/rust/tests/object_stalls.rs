@@ -16,7 +16,7 @@ use kvstrata_core::object::ObjectOptions;
 use kvstrata_core::tier::Tier;
 use kvstrata_testkit::memory::leaked;
 use kvstrata_testkit::{Bucket, BucketFault, Method, Rule};
-use object_support::{open_hasty, options};
+use object_support::{eventually, open_hasty, options};
 use tier_support::keys;
 
 #[test]
@@ -43,10 +43,8 @@ fn a_pause_longer_than_a_tenth_of_the_deadline_does_not_cost_a_store() {
     assert_eq!(harness.stat("retries_refused"), 0);
 }
 
-#[test]
-fn a_peer_that_takes_a_body_sip_by_sip_has_a_slot_no_longer_than_the_deadline() {
-    let bucket = Bucket::start().unwrap();
-    let deadline = Duration::from_secs(2);
+/// Options of one large row, which a peer that sips takes 25 s for.
+fn large(bucket: &Bucket, deadline: Duration) -> ObjectOptions {
     let mut large = ObjectOptions {
         deadline,
         ..options(&bucket.endpoint())
@@ -54,10 +52,20 @@ fn a_peer_that_takes_a_body_sip_by_sip_has_a_slot_no_longer_than_the_deadline() 
     for bytes in large.row_bytes.values_mut() {
         *bytes = 32 << 20;
     }
-    let mut harness = open_hasty(large, 1);
-    // Never so long a pause that the kernel gives the connection up; 25 s for the whole row.
-    let sips = BucketFault::Sip(64 << 10, Duration::from_millis(50));
-    bucket.rule(Rule::rows(&[Method::Put], sips));
+    large
+}
+
+/// Has a peer take bodies by sips: never with so long a pause that the kernel gives it up.
+fn by_sips(fault: BucketFault) -> Rule {
+    Rule::rows(&[Method::Put], fault).by_sips(64 << 10, Duration::from_millis(50))
+}
+
+#[test]
+fn a_peer_that_takes_a_body_sip_by_sip_has_a_slot_no_longer_than_the_deadline() {
+    let bucket = Bucket::start().unwrap();
+    let deadline = Duration::from_secs(2);
+    let mut harness = open_hasty(large(&bucket, deadline), 1);
+    bucket.rule(by_sips(BucketFault::Nothing));
     harness.wipe();
     let begun = Instant::now();
     let job = harness.job();
@@ -65,6 +73,35 @@ fn a_peer_that_takes_a_body_sip_by_sip_has_a_slot_no_longer_than_the_deadline() 
     assert_eq!(harness.result(job).outcomes, [Outcome::Timeout]);
     assert!(begun.elapsed() < 3 * deadline, "{:?}", begun.elapsed());
     harness.tier.close(Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_body_that_is_being_sipped_holds_up_no_close() {
+    let bucket = Bucket::start().unwrap();
+    let mut harness = open_hasty(large(&bucket, Duration::from_mins(1)), 1);
+    bucket.rule(by_sips(BucketFault::Nothing));
+    harness.wipe();
+    let job = harness.job();
+    harness.tier.store(job, &keys(0..1), &[0]).unwrap();
+    eventually("it is on its way", || {
+        bucket.seen(Method::Put, "/rows/") == 1
+    });
+    // Busy, where the client still had bytes of the slot.
+    harness.tier.close(Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_peer_that_refuses_a_body_and_sips_it_all_the_same_costs_no_more_than_an_attempt() {
+    let bucket = Bucket::start().unwrap();
+    // All of the body would take longer.
+    let mut harness = open_hasty(large(&bucket, Duration::from_secs(18)), 1);
+    bucket.rule(by_sips(BucketFault::EarlyStatus(503)).times(1));
+    harness.wipe();
+    let job = harness.job();
+    harness.tier.store(job, &keys(0..1), &[0]).unwrap();
+    let result = harness.result(job);
+    assert_eq!(result.outcomes, [Outcome::Ok], "{result:?}");
+    assert_eq!(harness.stat("retries"), 1);
 }
 
 /// A port of this machine at which connections are neither taken nor refused, while these live.

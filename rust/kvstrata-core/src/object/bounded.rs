@@ -4,10 +4,11 @@
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use hyper::{HeaderMap, Method, StatusCode, header};
+use object_store::HeaderValue;
 use object_store::client::{
     HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
-use reqwest::{Method, StatusCode, header};
 
 use crate::metrics::Counter;
 use crate::object::credentials::NoCredentials;
@@ -42,8 +43,8 @@ impl<Service> Bounded<Service> {
         request.method() == Method::GET && query.split('&').any(lists)
     }
 
-    /// Most bytes of the whole answer to a request, and of one with the part of an object that was
-    /// asked for. `None`: it is read piece by piece, or not at all.
+    /// Most bytes of the whole answer to a request, and of one with the first part of an object,
+    /// where that alone was asked for. `None`: it is read piece by piece, or not at all.
     fn bounds(&self, request: &HttpRequest) -> (Option<usize>, Option<usize>) {
         let whole = if self.for_credentials || request.method() == Method::POST {
             Some(SHORT_BYTES_MAX)
@@ -54,13 +55,8 @@ impl<Service> Bounded<Service> {
         };
         let range = request.headers().get(header::RANGE);
         let part = range.and_then(|range| {
-            let (from, to) = range
-                .to_str()
-                .ok()?
-                .strip_prefix("bytes=")?
-                .split_once('-')?;
-            let (from, to): (usize, usize) = (from.parse().ok()?, to.parse().ok()?);
-            to.checked_sub(from)?.checked_add(1)
+            let last = range.to_str().ok()?.strip_prefix("bytes=0-")?;
+            last.parse::<usize>().ok()?.checked_add(1)
         });
         (whole, part.filter(|bytes| *bytes <= SHORT_BYTES_MAX))
     }
@@ -79,10 +75,10 @@ impl<Service: HttpService> HttpService for Bounded<Service> {
 
 impl<Service: HttpService> Bounded<Service> {
     async fn answer(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        self.tokens.put_into(&mut request)?;
+        self.tokens.put_into(&mut request).await?;
         let (whole, part) = self.bounds(&request);
         let (lists, asked) = (Self::lists(&request), Asked::of(&request));
-        let (parts, body) = self.service.call(request).await?.into_parts();
+        let (mut parts, body) = self.service.call(request).await?.into_parts();
         if !parts.status.is_success() {
             let (mut bytes, _) = read(body, ERROR_BYTES_MAX).await.unwrap_or_default();
             bytes.truncate(ERROR_BYTES_MAX);
@@ -91,7 +87,21 @@ impl<Service: HttpService> Bounded<Service> {
             return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
         }
         let partial = parts.status == StatusCode::PARTIAL_CONTENT;
-        let body = if let Some(bound) = part.filter(|_| partial).or(whole) {
+        let body = if let Some(bytes_max) = part
+            && !partial
+            && let Some(length) = length_of(&parts.headers)
+        {
+            // The server knows no ranges, and sends all of it.
+            let Some(last) = bytes_max.min(length).checked_sub(1) else {
+                let refusal = Refusal::new(StatusCode::RANGE_NOT_SATISFIABLE, "", asked);
+                return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+            };
+            parts.status = StatusCode::PARTIAL_CONTENT;
+            set_range(&mut parts.headers, last, length)?;
+            let (mut bytes, _) = read(body, last).await?;
+            bytes.truncate(last.saturating_add(1));
+            bytes.into()
+        } else if let Some(bound) = part.filter(|_| partial).or(whole) {
             let (mut bytes, longer) = read(body, bound).await?;
             if longer {
                 let text = format!("the answer is longer than {bound} bytes");
@@ -112,6 +122,21 @@ impl<Service: HttpService> Bounded<Service> {
     }
 }
 
+/// The length that an answer says that its body has.
+fn length_of(headers: &HeaderMap) -> Option<usize> {
+    let length = headers.get(header::CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+/// Has an answer say that it is the part up to the byte of this number, of so many.
+fn set_range(headers: &mut HeaderMap, last: usize, of: usize) -> Result<(), HttpError> {
+    let value = HeaderValue::from_str(&format!("bytes 0-{last}/{of}"));
+    let value = value.map_err(|error| HttpError::new(HttpErrorKind::Decode, error))?;
+    headers.insert(header::CONTENT_RANGE, value);
+    headers.insert(header::CONTENT_LENGTH, last.saturating_add(1).into());
+    Ok(())
+}
+
 /// The bytes of a body, up to a piece after so many of them; whether there are more than so many.
 async fn read(body: HttpResponseBody, bytes_max: usize) -> Result<(Vec<u8>, bool), HttpError> {
     let mut pieces = body.bytes_stream();
@@ -128,7 +153,6 @@ async fn read(body: HttpResponseBody, bytes_max: usize) -> Result<(Vec<u8>, bool
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use object_store::HeaderValue;
     use object_store::client::HttpRequestBody;
 
     use super::*;

@@ -2,6 +2,7 @@
 
 use core::str::FromStr;
 use core::time::Duration;
+use std::path::Path;
 
 use object_store::aws::{
     AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider, Checksum, S3ConditionalPut,
@@ -9,6 +10,8 @@ use object_store::aws::{
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, RetryConfig};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 use crate::config::shown;
 use crate::error::{Error, Result};
@@ -19,7 +22,6 @@ use crate::object::options::ObjectOptions;
 use crate::object::token_files::TokenFiles;
 use crate::object::{Scheme, Store, memory_store};
 use crate::sys::clock::Clock;
-use crate::sys::fs::read_small;
 use crate::sys::sync::Arc;
 
 /// Longest file of certificates that is read.
@@ -45,6 +47,13 @@ const AWS_VARIABLES: [&str; 13] = [
     "AWS_METADATA_ENDPOINT",
 ];
 
+/// Variables that name files which the client of Google's store reads, however long that takes.
+const GOOGLE_FILES: [&str; 3] = [
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+];
+
 /// Where the bucket's name is put, decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
@@ -66,7 +75,7 @@ impl Style {
 }
 
 /// A client of the bucket, which adds the names that its listings leave out to `odd_names`. No
-/// request is made yet.
+/// request is made yet; files are read, which may take a moment.
 ///
 /// # Errors
 /// [`crate::error::ErrorKind::Config`] naming the option.
@@ -100,14 +109,16 @@ fn connector(options: &ObjectOptions, odd_names: &Arc<Counter>) -> Result<Connec
     let mut certificates = Vec::new();
     if let Some(path) = &options.ca_bundle {
         let wrong = |why: String| Error::config(format!("ca_bundle: {}: {why}", path.display()));
-        let pem = read_small(path, BUNDLE_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
-        certificates = reqwest::Certificate::from_pem_bundle(&pem)
+        let pem = options.files.read(path, BUNDLE_BYTES_MAX);
+        let pem = pem.map_err(|error| wrong(error.to_string()))?;
+        certificates = CertificateDer::pem_slice_iter(&pem)
+            .collect::<core::result::Result<Vec<_>, _>>()
             .map_err(|error| wrong(error.to_string()))?;
         if certificates.is_empty() {
             return Err(wrong("holds no certificate".to_owned()));
         }
     }
-    let tokens = TokenFiles::of(&options.environment);
+    let tokens = TokenFiles::of(&options.environment, &options.files);
     let deadline = options.deadline;
     Ok(Connector::new(certificates, deadline, tokens, odd_names))
 }
@@ -136,7 +147,7 @@ fn s3(
     }
     if !given(key)
         && !given("AWS_WEB_IDENTITY_TOKEN_FILE")
-        && let Some(file) = FileCredentials::find(&options.environment, Arc::clone(clock))
+        && let Some(file) = FileCredentials::find(options, Arc::clone(clock))
     {
         builder = builder.with_credentials(Arc::new(file));
     }
@@ -187,6 +198,13 @@ fn gcs(options: &ObjectOptions, connector: Connector) -> Result<Store> {
         return Err(Error::config("endpoint: not for gs://"));
     }
     let mut builder = GoogleCloudStorageBuilder::new();
+    for name in GOOGLE_FILES {
+        if let Some(path) = options.environment.get(name)
+            && let Err(error) = options.files.read(Path::new(path), BUNDLE_BYTES_MAX)
+        {
+            return Err(Error::config(format!("{name}: {path}: {error}")));
+        }
+    }
     for name in options.environment.0.keys() {
         if let Ok(key) = GoogleConfigKey::from_str(&name.to_ascii_lowercase())
             && name.starts_with("GOOGLE_")
@@ -235,7 +253,7 @@ fn wrong(options: &ObjectOptions, error: &object_store::Error) -> Error {
 
 /// Refuses what is no URL, a bucket before an address in numbers among it: the client would panic.
 fn check_url(url: &str) -> Result<()> {
-    match reqwest::Url::parse(url) {
+    match url::Url::parse(url) {
         Ok(parsed) if parsed.has_host() => Ok(()),
         _ => Err(Error::config(format!(
             "endpoint: {:?} is no URL of a host (addressing=\"virtual\" needs a name, not an \

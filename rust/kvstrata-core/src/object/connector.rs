@@ -5,11 +5,11 @@ use core::time::Duration;
 use object_store::ClientOptions;
 use object_store::aws::AwsCredentialProvider;
 use object_store::client::{ClientConfigKey, HttpClient, HttpConnector, HttpService};
-use reqwest::redirect::Policy;
+use rustls::pki_types::CertificateDer;
 
 use crate::metrics::Counter;
 use crate::object::bounded::Bounded;
-use crate::object::resolver::Resolver;
+use crate::object::client::{Client, ClientSettings};
 use crate::object::signing::SigningClient;
 use crate::object::token_files::TokenFiles;
 use crate::sys::sync::Arc;
@@ -18,18 +18,13 @@ use crate::sys::sync::Arc;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time to connect to a service that hands out credentials: it is near or not there.
 const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Idle connections are given up before common servers close them (20 s and more).
-const IDLE_MAX: Duration = Duration::from_secs(15);
-/// Idle connections kept: as many as requests may run.
-const IDLE_CONNECTIONS_MAX: usize = 64;
-const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Shortest time without progress after which a connection is given up.
 const STALL_MIN: Duration = Duration::from_millis(100);
 
 /// Makes HTTP clients.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    certificates: Vec<reqwest::Certificate>,
+    certificates: Vec<CertificateDer<'static>>,
     stall: Duration,
     tokens: TokenFiles,
     /// Names of listings that were left out.
@@ -44,13 +39,11 @@ impl Connector {
     /// kernel: an operation's slot is free soon after its deadline, whatever the peer does. That is
     /// [`FailureKind::Stalled`](crate::object::FailureKind::Stalled), and tried again.
     pub(super) fn new(
-        certificates: Vec<reqwest::Certificate>,
+        certificates: Vec<CertificateDer<'static>>,
         deadline: Duration,
         tokens: TokenFiles,
         odd_names: &Arc<Counter>,
     ) -> Self {
-        // Another copy of the library in this process, or an earlier tier, may have chosen already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             certificates,
             stall: deadline.checked_div(10).unwrap_or(deadline).max(STALL_MIN),
@@ -97,26 +90,16 @@ impl HttpConnector for Connector {
         } else {
             METADATA_CONNECT_TIMEOUT
         };
-        let client = reqwest::Client::builder()
-            .user_agent(concat!("kvstrata/", env!("CARGO_PKG_VERSION")))
-            .tls_certs_merge(self.certificates.iter().cloned())
-            .https_only(plain.as_deref() != Some("true"))
-            .http1_only()
-            .redirect(Policy::none())
-            .referer(false)
-            .no_proxy()
-            .dns_resolver(Arc::new(Resolver))
-            .connect_timeout(connect_timeout)
-            .pool_idle_timeout(IDLE_MAX)
-            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .tcp_nodelay(true)
-            .tcp_keepalive(KEEPALIVE)
-            .tcp_user_timeout(self.stall)
-            .build()
-            .map_err(|error| object_store::Error::Generic {
-                store: "HTTP client",
-                source: Box::new(error),
-            })?;
+        let settings = ClientSettings {
+            certificates: self.certificates.clone(),
+            allow_http: plain.as_deref() == Some("true"),
+            connect_timeout,
+            stall: self.stall,
+        };
+        let client = Client::new(settings).map_err(|error| object_store::Error::Generic {
+            store: "HTTP client",
+            source: Box::new(error),
+        })?;
         Ok(match &self.signer {
             None => self.bounded(client, asked != own),
             Some((credentials, region)) => {

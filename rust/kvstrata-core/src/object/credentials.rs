@@ -3,22 +3,25 @@
 use core::error::Error;
 use core::fmt;
 use core::time::Duration;
+use std::io;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
 
 use crate::config::shown;
-use crate::object::Scheme;
 use crate::object::failure::chain_of;
-use crate::object::options::Environment;
+use crate::object::options::{Environment, ObjectOptions};
+use crate::object::{NamedFiles, Scheme};
 use crate::sys::clock::{Clock, SystemClock};
-use crate::sys::fs::read_small;
 use crate::sys::sync::{Arc, Mutex, lock};
 
 /// How long what was read is believed: rotated keys are used after it.
 const BELIEVED_FOR: Duration = Duration::from_mins(1);
+/// When a file is read again that could not be, or that is being read.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// Longest file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -26,8 +29,10 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub(super) struct FileCredentials {
     path: PathBuf,
     profile: String,
+    files: NamedFiles,
     clock: Arc<dyn Clock>,
-    last: Mutex<Option<(std::time::Instant, Arc<AwsCredential>)>>,
+    /// The last keys, and until when they are not read again.
+    last: Mutex<Option<(Instant, Arc<AwsCredential>)>>,
 }
 
 impl fmt::Debug for FileCredentials {
@@ -37,14 +42,17 @@ impl fmt::Debug for FileCredentials {
 }
 
 impl FileCredentials {
-    /// The file that the environment names, or the usual one, when it has the profile.
-    pub(super) fn find(environment: &Environment, clock: Arc<dyn Clock>) -> Option<Self> {
-        let found = Self::of(environment, clock)?;
-        found.read().ok().map(|_| found)
+    /// The file that the environment names, or the usual one, when it has the profile; also when it
+    /// hangs, which its user is told then.
+    pub(super) fn find(options: &ObjectOptions, clock: Arc<dyn Clock>) -> Option<Self> {
+        let found = Self::of(&options.environment, &options.files, clock)?;
+        let bytes = found.files.read(&found.path, FILE_BYTES_MAX);
+        let hangs = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        (bytes.as_ref().is_err_and(hangs) || found.keys_of(bytes).is_ok()).then_some(found)
     }
 
     /// The file that the environment names, or the usual one, as yet unread.
-    fn of(environment: &Environment, clock: Arc<dyn Clock>) -> Option<Self> {
+    fn of(environment: &Environment, files: &NamedFiles, clock: Arc<dyn Clock>) -> Option<Self> {
         let path = match environment.get("AWS_SHARED_CREDENTIALS_FILE") {
             Some(path) => PathBuf::from(path),
             None => PathBuf::from(environment.get("HOME")?).join(".aws/credentials"),
@@ -55,14 +63,16 @@ impl FileCredentials {
                 .get("AWS_PROFILE")
                 .unwrap_or("default")
                 .to_owned(),
+            files: files.clone(),
             clock,
             last: Mutex::default(),
         })
     }
 
-    fn read(&self) -> Result<AwsCredential, String> {
+    /// The keys in what was read.
+    fn keys_of(&self, bytes: io::Result<Vec<u8>>) -> Result<AwsCredential, String> {
         let shown = self.path.display();
-        let bytes = read_small(&self.path, FILE_BYTES_MAX)
+        let bytes = bytes
             .map_err(|error| format!("the credentials file {shown} cannot be read: {error}"))?;
         let text = String::from_utf8_lossy(&bytes);
         parse(&text, &self.profile).ok_or_else(|| {
@@ -121,9 +131,9 @@ impl CredentialProvider for CheckedCredentials {
 }
 
 /// Where credentials were looked for, and why there are none, for an operator who has to give some.
-pub(super) fn places(scheme: Scheme, environment: &Environment) -> String {
+pub(super) fn places(scheme: Scheme, environment: &Environment, files: &NamedFiles) -> String {
     match scheme {
-        Scheme::S3 => places_of_s3(environment),
+        Scheme::S3 => places_of_s3(environment, files),
         Scheme::Gcs => "looked for in the environment (GOOGLE_SERVICE_ACCOUNT_PATH, \
             GOOGLE_SERVICE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS), the application default \
             credentials of gcloud, and the instance's metadata service"
@@ -136,7 +146,7 @@ pub(super) fn places(scheme: Scheme, environment: &Environment) -> String {
     }
 }
 
-fn places_of_s3(environment: &Environment) -> String {
+fn places_of_s3(environment: &Environment, files: &NamedFiles) -> String {
     let state = |names: [&str; 2]| match names.map(|name| environment.get(name).is_some()) {
         [true, true] => "set".to_owned(),
         [false, false] => "not set".to_owned(),
@@ -145,8 +155,8 @@ fn places_of_s3(environment: &Environment) -> String {
             format!("{} is not set", if first { b } else { a })
         }
     };
-    let file = match FileCredentials::of(environment, Arc::new(SystemClock)) {
-        Some(file) => match file.read() {
+    let file = match FileCredentials::of(environment, files, Arc::new(SystemClock)) {
+        Some(file) => match file.keys_of(files.read(&file.path, FILE_BYTES_MAX)) {
             Ok(_) => format!("the credentials file {} (has keys)", file.path.display()),
             Err(why) => why,
         },
@@ -209,26 +219,27 @@ impl CredentialProvider for FileCredentials {
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         let now = self.clock.now();
-        let mut last = lock(&self.last);
-        if let Some((at, credential)) = &*last
-            && now.saturating_duration_since(*at) < BELIEVED_FOR
-        {
-            return Ok(Arc::clone(credential));
-        }
-        match self.read() {
-            Ok(credential) => {
-                let credential = Arc::new(credential);
-                *last = Some((now, Arc::clone(&credential)));
-                Ok(credential)
+        let later = |time| now.checked_add(time).unwrap_or(now);
+        let last = match &mut *lock(&self.last) {
+            Some((until, keys)) if now < *until => return Ok(Arc::clone(keys)),
+            // Others make do with the last keys meanwhile.
+            Some((until, keys)) => {
+                *until = later(AGAIN_AFTER);
+                Some(Arc::clone(keys))
+            }
+            None => None,
+        };
+        match self.keys_of(self.files.read_aside(&self.path, FILE_BYTES_MAX).await) {
+            Ok(keys) => {
+                let keys = Arc::new(keys);
+                *lock(&self.last) = Some((later(BELIEVED_FOR), Arc::clone(&keys)));
+                Ok(keys)
             }
             // A file that is being replaced costs nothing: the last keys are good for a while.
-            Err(text) => match &*last {
-                Some((_, credential)) => Ok(Arc::clone(credential)),
-                None => Err(object_store::Error::Generic {
-                    store: "credentials",
-                    source: text.into(),
-                }),
-            },
+            Err(text) => last.ok_or_else(|| object_store::Error::Generic {
+                store: "credentials",
+                source: text.into(),
+            }),
         }
     }
 }
@@ -241,7 +252,8 @@ mod tests {
     fn places_say_what_is_missing_in_each() {
         let of = |variables: &[(&str, &str)]| {
             let owned = variables.iter().map(|(a, b)| ((*a).into(), (*b).into()));
-            places(Scheme::S3, &Environment(owned.collect()))
+            let files = NamedFiles::default();
+            places(Scheme::S3, &Environment(owned.collect()), &files)
         };
         let said = of(&[("HOME", "/no/such/home")]);
         for part in [
@@ -286,5 +298,52 @@ mod tests {
         assert!(parse(&strange, "half").is_none());
         assert!(parse(&strange.replace('\u{1}', ""), "half").is_some());
         assert!(of("half").is_none() && of("none").is_none());
+    }
+
+    /// The time since its making, as it is told.
+    #[derive(Debug)]
+    struct Told(Instant, Mutex<Duration>);
+
+    impl Clock for Told {
+        fn now(&self) -> Instant {
+            self.0 + *lock(&self.1)
+        }
+        fn unix_seconds(&self) -> u32 {
+            0
+        }
+        fn sleep(&self, _: Duration) {}
+    }
+
+    #[test]
+    fn the_last_keys_are_good_while_the_file_cannot_be_read_and_rotated_ones_follow() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
+        let write = |id: &str| {
+            let text = format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = s\n");
+            #[expect(clippy::disallowed_methods, reason = "a test")]
+            std::fs::write(&path, text).unwrap();
+        };
+        let clock = Arc::new(Told(SystemClock.now(), Mutex::default()));
+        let named = ("AWS_SHARED_CREDENTIALS_FILE", path.display().to_string());
+        let environment = Environment([(named.0.to_owned(), named.1)].into());
+        let (files, given) = (NamedFiles::default(), Arc::clone(&clock));
+        let file = FileCredentials::of(&environment, &files, given).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let get = || runtime.block_on(file.get_credential());
+        let pass = |time| *lock(&clock.1) += time;
+        assert!(get().is_err());
+        write("one");
+        assert_eq!(get().unwrap().key_id, "one");
+        #[expect(clippy::disallowed_methods, reason = "a test")]
+        std::fs::remove_file(&path).unwrap();
+        pass(BELIEVED_FOR);
+        assert_eq!(get().unwrap().key_id, "one");
+        write("two");
+        // Not looked at yet: whoever asks meanwhile does not wait for the file.
+        assert_eq!(get().unwrap().key_id, "one");
+        pass(AGAIN_AFTER);
+        assert_eq!(get().unwrap().key_id, "two");
     }
 }

@@ -183,15 +183,11 @@ impl Failure {
         }
         let kind = kind_of(error);
         let mut text = chain_of(error);
-        if kind == FailureKind::Connect && find::<reqwest::Error>(error).is_some_and(is_timeout) {
+        if kind == FailureKind::Connect && held_kind(error) == Some(io::ErrorKind::TimedOut) {
             text = format!("no connection in time: {text}");
         }
         Self::new(kind, shortened(&text))
     }
-}
-
-fn is_timeout(error: &reqwest::Error) -> bool {
-    error.is_timeout()
 }
 
 /// An error and all that caused it, without what the former says already.
@@ -227,7 +223,20 @@ fn shortened(chain: &str) -> String {
 
 /// The first error of a type among an error and all that caused it.
 fn find<T: StdError + 'static>(error: &StoreError) -> Option<&T> {
-    let mut next: Option<&(dyn StdError + 'static)> = Some(error);
+    find_in(error)
+}
+
+/// The kind of the first error of the system among an error and all that caused it.
+pub(super) fn held_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
+    find_in::<io::Error>(error).map(io::Error::kind)
+}
+
+/// The first error of a type among an error and all that caused it.
+pub(super) fn find_in<'a, T>(error: &'a (dyn StdError + 'static)) -> Option<&'a T>
+where
+    T: StdError + 'static,
+{
+    let mut next = Some(error);
     while let Some(cause) = next {
         if let Some(found) = cause.downcast_ref() {
             return Some(found);
@@ -265,9 +274,6 @@ fn kind_of(error: &StoreError) -> FailureKind {
     }
     if find::<rustls::Error>(error).is_some() {
         return FailureKind::Tls;
-    }
-    if find::<reqwest::Error>(error).is_some_and(reqwest::Error::is_connect) {
-        return FailureKind::Connect;
     }
     match find::<HttpError>(error).map(HttpError::kind) {
         Some(HttpErrorKind::Connect) => FailureKind::Connect,

@@ -1,5 +1,8 @@
 //! Removing rows from a bucket: whole idle namespaces first, then the oldest rows.
 //!
+//! The bucket is listed twice: rows are counted, and then those removed that were chosen by the
+//! count. No names are kept, so that memory does not grow with the rows.
+//!
 //! Safe beside running engines: a row that is gone is a miss, and stored again. Manifests and
 //! records of epochs stay: without a record, rows that were reset could come back.
 
@@ -8,20 +11,19 @@ use core::future::Future;
 use core::pin::pin;
 use core::time::Duration;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use object_store::ObjectStoreExt;
 use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStoreExt};
 use tokio::runtime::Builder;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::namespace::layout::{ROWS_NAME, is_directory_name};
+use crate::object::census::{Census, Choice, seconds};
 use crate::object::names::parse_row;
 use crate::object::probe::PROBE_PREFIX;
 use crate::object::reach::Way;
-use crate::object::victims::{Found, Namespaces, seconds, shrink};
 use crate::object::{Failure, FailureKind, ObjectOptions, Store};
 use crate::sys::clock::Clock;
 use crate::sys::sync::Arc;
@@ -60,6 +62,8 @@ pub enum GcEnd {
     TimeLimit,
     /// It was told to stop.
     Interrupted,
+    /// The bucket could not be listed to its end while rows were being removed.
+    NotListed,
 }
 
 impl GcEnd {
@@ -70,6 +74,7 @@ impl GcEnd {
             Self::Done => "done",
             Self::TimeLimit => "time limit",
             Self::Interrupted => "interrupted",
+            Self::NotListed => "not listed to the end",
         }
     }
 }
@@ -104,10 +109,22 @@ struct Run<'a> {
     /// Seconds since 1970.
     now: i64,
     report: &'a RefCell<GcReport>,
+    /// Rows that are left, by namespace.
+    left: RefCell<BTreeMap<String, u64>>,
+    failed_in_a_row: Cell<usize>,
+}
+
+/// A row in a bucket.
+struct Found {
+    namespace: String,
+    path: Path,
+    bytes: u64,
+    /// Seconds since 1970.
+    stored_at: i64,
 }
 
 impl Run<'_> {
-    async fn collect(&self, way: Way<'_>) -> Result<()> {
+    async fn collect(&self, way: Way<'_>) -> Result<GcEnd> {
         let prefix = self.prefix();
         let first_page = |store: Store| {
             let mut listed = store.list(prefix.as_ref());
@@ -120,18 +137,61 @@ impl Run<'_> {
             }
         };
         let store = way.reach("list", first_page).await?.store;
-        let found = self.find(&store).await;
-        let (namespaces, probes) =
-            found.map_err(|failure| self.options.unusable("list", &failure))?;
-        let goes = self.choose(namespaces);
-        self.remove(&store, goes).await;
-        if !self.what.dry_run {
-            for probe in probes {
-                // One that stays is small, and tried again the next time.
-                drop(self.in_time(store.delete(&probe)).await);
+        let counted = self.count(&store).await;
+        let choice = counted.map_err(|failure| self.options.unusable("list", &failure))?;
+        *self.left.borrow_mut() = choice.rows();
+        let removed = self.remove_all(&store, &choice).await;
+        let Err(failure) = removed else {
+            return Ok(GcEnd::Done);
+        };
+        let mut report = self.report.borrow_mut();
+        report.last_error = Some(failure.to_string());
+        Ok(GcEnd::NotListed)
+    }
+
+    /// Counts all rows, and says which go.
+    async fn count(&self, store: &Store) -> core::result::Result<Choice, Failure> {
+        let before = match self.what.older_than {
+            Some(older_than) => self.now.saturating_sub(seconds(older_than)),
+            None => i64::MIN,
+        };
+        let census = RefCell::new(Census::new(before));
+        self.walk(store, self.prefix(), async |rows| {
+            let mut report = self.report.borrow_mut();
+            for row in rows {
+                report.kept_rows = report.kept_rows.saturating_add(1);
+                report.kept_bytes = report.kept_bytes.saturating_add(row.bytes);
+                let mut census = census.borrow_mut();
+                census.count(&row.namespace, row.bytes, row.stored_at);
             }
+        })
+        .await?;
+        let census = census.into_inner();
+        Ok(census.choose(self.what.capacity_bytes, self.now))
+    }
+
+    /// Removes what goes.
+    async fn remove_all(
+        &self,
+        store: &Store,
+        choice: &Choice,
+    ) -> core::result::Result<(), Failure> {
+        for (namespace, newest) in choice.whole() {
+            let below = Path::from(self.options.location.below(namespace));
+            self.walk(store, Some(below), async |mut rows| {
+                rows.retain(|row| row.namespace == *namespace && row.stored_at <= *newest);
+                self.remove(store, rows).await;
+            })
+            .await?;
         }
-        Ok(())
+        if !choice.takes_others() {
+            return Ok(());
+        }
+        self.walk(store, self.prefix(), async |mut rows| {
+            rows.retain(|row| choice.takes(&row.namespace, row.bytes, row.stored_at));
+            self.remove(store, rows).await;
+        })
+        .await
     }
 
     /// Waits for one request, no longer than it may take.
@@ -145,105 +205,79 @@ impl Run<'_> {
         (!prefix.is_empty()).then(|| Path::from(prefix.as_str()))
     }
 
-    /// All rows, by namespace, and probes that were left.
-    async fn find(&self, store: &Store) -> core::result::Result<(Namespaces, Vec<Path>), Failure> {
-        let prefix = self.prefix();
-        let depth = prefix.as_ref().map_or(0, Path::parts_count);
-        let mut listed = store.list(prefix.as_ref()).ready_chunks(BATCH_NAMES);
-        let mut namespaces = Namespaces::new();
-        let mut probes = Vec::new();
+    /// Hands over the rows below a name, some at a time. Probes that were left go on the way.
+    async fn walk(
+        &self,
+        store: &Store,
+        below: Option<Path>,
+        mut each: impl AsyncFnMut(Vec<Found>),
+    ) -> core::result::Result<(), Failure> {
+        let mut listed = store.list(below.as_ref()).ready_chunks(BATCH_NAMES);
         let mut circle = Circle::default();
+        let depth = self.prefix().map_or(0, |prefix| prefix.parts_count());
         while let Some(batch) = self.in_time(listed.next()).await? {
+            let mut rows = Vec::new();
             for meta in batch {
                 let meta = meta.map_err(|error| Failure::of(&error))?;
                 if circle.closes_at(&meta.location) {
                     let text = "the listing names the same objects again and again";
                     return Err(Failure::new(FailureKind::Other, text));
                 }
-                let stored_at = meta.last_modified.timestamp();
-                let mut parts = meta.location.parts().skip(depth);
-                let Some(first) = parts.next() else { continue };
-                let first = first.as_ref().to_owned();
-                if first.starts_with(PROBE_PREFIX) {
-                    if stored_at < self.now.saturating_sub(seconds(PROBES_AFTER)) {
-                        probes.push(meta.location.clone());
+                match self.what_is(meta, depth) {
+                    Some(Thing::Row(row)) => rows.push(row),
+                    Some(Thing::Probe(probe)) if !self.what.dry_run => {
+                        // One that stays is small, and tried again the next time.
+                        drop(self.in_time(store.delete(&probe)).await);
                     }
-                    continue;
-                }
-                let is_row = is_directory_name(&first)
-                    && parts.next().is_some_and(|part| part.as_ref() == ROWS_NAME)
-                    && parts.count() == 3
-                    && parse_row(meta.location.as_ref()).is_some();
-                // Anything else is no row of ours: a stranger's, a manifest, a record of an epoch.
-                if is_row {
-                    let mut report = self.report.borrow_mut();
-                    report.kept_rows = report.kept_rows.saturating_add(1);
-                    report.kept_bytes = report.kept_bytes.saturating_add(meta.size);
-                    namespaces.entry(first).or_default().push(Found {
-                        path: meta.location.clone(),
-                        bytes: meta.size,
-                        stored_at,
-                    });
+                    _ => {}
                 }
             }
+            each(rows).await;
         }
-        Ok((namespaces, probes))
+        Ok(())
     }
 
-    /// The rows that are to go, in this order.
-    fn choose(&self, mut namespaces: Namespaces) -> Vec<Going> {
-        let before: BTreeMap<String, usize> = namespaces
-            .iter()
-            .map(|(name, rows)| (name.clone(), rows.len()))
-            .collect();
-        let mut goes = Vec::new();
-        if let Some(older_than) = self.what.older_than {
-            let before = self.now.saturating_sub(seconds(older_than));
-            for (name, rows) in &mut namespaces {
-                let old = rows.extract_if(.., |row| row.stored_at < before);
-                goes.extend(old.map(|row| (name.clone(), row)));
-            }
+    /// What an object below a prefix of so many parts is; `None`: a stranger's, a manifest, a record
+    /// of an epoch.
+    fn what_is(&self, meta: ObjectMeta, depth: usize) -> Option<Thing> {
+        let stored_at = meta.last_modified.timestamp();
+        let mut parts = meta.location.parts().skip(depth);
+        let first = parts.next()?.as_ref().to_owned();
+        if first.starts_with(PROBE_PREFIX) {
+            let is_left = stored_at < self.now.saturating_sub(seconds(PROBES_AFTER));
+            return is_left.then_some(Thing::Probe(meta.location));
         }
-        if let Some(capacity) = self.what.capacity_bytes {
-            shrink(&mut namespaces, capacity, self.now, &mut goes);
-        }
-        let namespaces = before.into_iter().map(|(name, rows)| {
-            let left = Rc::new(Left {
-                name: name.clone(),
-                rows: Cell::new(rows),
-            });
-            (name, left)
-        });
-        let namespaces: BTreeMap<String, Rc<Left>> = namespaces.collect();
-        let going = goes.into_iter().filter_map(|(name, row)| {
-            let namespace = Rc::clone(namespaces.get(&name)?);
-            Some(Going { namespace, row })
-        });
-        going.collect()
+        let is_row = is_directory_name(&first)
+            && parts.next().is_some_and(|part| part.as_ref() == ROWS_NAME)
+            && parts.count() == 3
+            && parse_row(meta.location.as_ref()).is_some();
+        is_row.then_some(Thing::Row(Found {
+            namespace: first,
+            path: meta.location,
+            bytes: meta.size,
+            stored_at,
+        }))
     }
 
-    async fn remove(&self, store: &Store, goes: Vec<Going>) {
-        let failed_in_a_row = Cell::new(0_usize);
-        let deletions = futures_util::stream::iter(goes).map(|going| {
-            let failed_in_a_row = &failed_in_a_row;
-            async move {
-                let failure = if self.what.dry_run {
-                    None
-                } else if failed_in_a_row.get() >= FAILURES_MAX {
-                    let text = "not tried: too many failed one after the other";
-                    Some(Failure::new(FailureKind::Other, text))
-                } else {
-                    match self.in_time(store.delete(&going.row.path)).await {
-                        Ok(Ok(())) => None,
-                        Ok(Err(error)) => Some(Failure::of(&error)),
-                        Err(late) => Some(late),
-                    }
-                };
-                let failure = failure.filter(|failure| failure.kind != FailureKind::Missing);
-                let failed = failed_in_a_row.get().saturating_add(1);
-                failed_in_a_row.set(if failure.is_some() { failed } else { 0 });
-                self.note(&going, failure);
-            }
+    async fn remove(&self, store: &Store, rows: Vec<Found>) {
+        let deletions = futures_util::stream::iter(rows).map(|row| async move {
+            let failure = if self.what.dry_run {
+                None
+            } else if self.failed_in_a_row.get() >= FAILURES_MAX {
+                let text = "not tried: too many failed one after the other";
+                Some(Failure::new(FailureKind::Other, text))
+            } else {
+                match self.in_time(store.delete(&row.path)).await {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(Failure::of(&error)),
+                    Err(late) => Some(late),
+                }
+            };
+            let failure = failure.filter(|failure| failure.kind != FailureKind::Missing);
+            let failed = self.failed_in_a_row.get().saturating_add(1);
+            self.failed_in_a_row
+                .set(if failure.is_some() { failed } else { 0 });
+            self.note(&row, failure);
         });
         deletions
             .buffer_unordered(DELETIONS)
@@ -251,9 +285,9 @@ impl Run<'_> {
             .await;
     }
 
-    fn note(&self, going: &Going, failure: Option<Failure>) {
+    fn note(&self, row: &Found, failure: Option<Failure>) {
         let mut report = self.report.borrow_mut();
-        let bytes = going.row.bytes;
+        let bytes = row.bytes;
         report.kept_rows = report.kept_rows.saturating_sub(1);
         report.kept_bytes = report.kept_bytes.saturating_sub(bytes);
         if let Some(failure) = failure {
@@ -265,10 +299,11 @@ impl Run<'_> {
         }
         report.removed_rows = report.removed_rows.saturating_add(1);
         report.removed_bytes = report.removed_bytes.saturating_add(bytes);
-        let left = &going.namespace.rows;
-        left.set(left.get().saturating_sub(1));
-        if left.get() == 0 {
-            report.emptied.push(going.namespace.name.clone());
+        if let Some(left) = self.left.borrow_mut().get_mut(&row.namespace) {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                report.emptied.push(row.namespace.clone());
+            }
         }
     }
 }
@@ -292,16 +327,11 @@ impl Circle {
     }
 }
 
-/// A namespace, and how many rows it has left.
-struct Left {
-    name: String,
-    rows: Cell<usize>,
-}
-
-/// A row that is to go.
-struct Going {
-    namespace: Rc<Left>,
-    row: Found,
+/// What concerns us below a prefix.
+enum Thing {
+    Row(Found),
+    /// What a start has left behind.
+    Probe(Path),
 }
 
 /// Removes rows below the prefix that `options` name; blocks until it is done, its time is over, or
@@ -331,6 +361,8 @@ pub fn run(
         what,
         now: i64::from(clock.unix_seconds()),
         report: &report,
+        left: RefCell::default(),
+        failed_in_a_row: Cell::new(0),
     };
     let odd_names = Arc::default();
     let way = Way {
@@ -356,7 +388,7 @@ pub fn run(
     let ended = runtime.block_on(async {
         match select(pin!(stopped), pin!(run.collect(way))).await {
             Either::Left((end, _)) => Ok(end),
-            Either::Right((done, _)) => done.map(|()| GcEnd::Done),
+            Either::Right((done, _)) => done,
         }
     });
     // A name that is being resolved is not waited for.

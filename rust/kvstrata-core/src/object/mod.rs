@@ -4,16 +4,21 @@
 //! between a slot and an object, and says in a word what failed. `tier::object` does the rest.
 
 mod bounded;
+mod census;
+mod client;
 pub mod connect;
 mod connector;
 mod credentials;
+mod cut;
 pub mod epoch_record;
 pub mod failure;
 pub mod gc;
 pub mod header;
 pub mod limits;
 pub mod location;
+mod named_files;
 pub mod names;
+pub(crate) mod newest;
 pub mod options;
 mod page;
 pub mod probe;
@@ -26,13 +31,13 @@ mod token_files;
 pub mod transfer;
 mod verdict_table;
 pub mod verdicts;
-mod victims;
 
 use crate::sys::sync::Arc;
 
 pub use failure::{Failure, FailureKind};
 pub use header::{HEADER_BYTES, RowHeader};
 pub use location::{Location, Scheme};
+pub use named_files::NamedFiles;
 pub use options::{Addressing, ObjectOptions};
 pub use verdicts::{Fact, Verdicts};
 

@@ -17,6 +17,10 @@ use crate::namespace::layout::{EPOCHS_NAME, MANIFEST_NAME, ROWS_NAME};
 /// Number of fan-outs: parts into which the rows of an epoch are divided, for parallel listings.
 pub const FAN_OUTS: u32 = 256;
 
+/// Most numbers that are left out between one epoch and the next. None are, but for records that
+/// were removed; a stranger's record of a large number would use up the numbers below it.
+const LEFT_OUT_MAX: u32 = 100_000_000;
+
 /// Which rows count: those of one epoch. No two are equal, whoever made them and whenever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch {
@@ -50,6 +54,12 @@ impl Epoch {
         };
         let able = (1..=EPOCH_LAST).contains(&epoch.number);
         (epoch.to_string() == name && able).then_some(epoch)
+    }
+
+    /// Whether it can be one of ours where this is the largest number below it, or 0.
+    #[must_use]
+    pub const fn can_follow(self, number: u32) -> bool {
+        self.number.saturating_sub(number) <= LEFT_OUT_MAX
     }
 }
 

@@ -16,7 +16,7 @@ use crate::object::credentials;
 use crate::object::header::HEADER_BYTES;
 use crate::object::limits::ObjectLimits;
 use crate::object::location::{Location, Scheme};
-use crate::object::{Failure, FailureKind};
+use crate::object::{Failure, FailureKind, NamedFiles};
 
 /// Largest object: one PUT takes it whole.
 pub const OBJECT_BYTES_MAX: u64 = 64 << 20;
@@ -108,6 +108,8 @@ pub struct ObjectOptions {
     pub required: bool,
     /// The variables that say where credentials are.
     pub environment: Environment,
+    /// What reads the files that these and [`ca_bundle`](Self::ca_bundle) name.
+    pub files: NamedFiles,
     /// Bounds.
     pub limits: ObjectLimits,
 }
@@ -216,7 +218,8 @@ impl ObjectOptions {
         text = format!("{text}: {}", failure.kind.remedy());
         match (failure.kind, self.environment.get("AWS_ACCESS_KEY_ID")) {
             (FailureKind::NoCredentials, _) => {
-                let places = credentials::places(self.location.scheme, &self.environment);
+                let places =
+                    credentials::places(self.location.scheme, &self.environment, &self.files);
                 text = format!("{text}; {places}");
             }
             (FailureKind::Denied, Some(key)) if key.len() >= 8 => {
@@ -235,7 +238,7 @@ impl ObjectOptions {
         let Some(endpoint) = &self.endpoint else {
             return true;
         };
-        let Ok(url) = reqwest::Url::parse(endpoint) else {
+        let Ok(url) = url::Url::parse(endpoint) else {
             return false;
         };
         url.scheme() == "https" || url.host_str().is_some_and(is_this_machine)
@@ -278,6 +281,7 @@ mod tests {
                 "AWS_SECRET_ACCESS_KEY".to_owned(),
                 "hidden".to_owned(),
             )])),
+            files: NamedFiles::default(),
             limits: ObjectLimits::default(),
         }
     }

@@ -2,7 +2,7 @@
 
 use core::future::Future;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::Counter;
 use crate::object::connect::{Style, connect};
 use crate::object::{Addressing, Failure, FailureKind, ObjectOptions, Scheme, Store};
@@ -39,6 +39,15 @@ impl Way<'_> {
         }
     }
 
+    /// A client. It is made aside: files are read on the way.
+    async fn connect(&self, style: Style) -> Result<Store> {
+        let options = self.options.clone();
+        let (clock, odd_names) = (Arc::clone(self.clock), Arc::clone(self.odd_names));
+        let made = move || connect(&options, style, &clock, &odd_names);
+        let made = tokio::task::spawn_blocking(made).await;
+        made.map_err(|_| Error::new(ErrorKind::Unavailable, "making a client panicked"))?
+    }
+
     /// The client with which `attempt` succeeds.
     ///
     /// # Errors
@@ -56,7 +65,7 @@ impl Way<'_> {
         for style in self.styles() {
             let store = match self.given {
                 Some(given) => Arc::clone(given),
-                None => match connect(self.options, *style, self.clock, self.odd_names) {
+                None => match self.connect(*style).await {
                     Ok(store) => store,
                     // The bucket's name cannot stand before this host's.
                     Err(_) if first.is_some() => break,

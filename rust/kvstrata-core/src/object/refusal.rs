@@ -3,8 +3,8 @@
 
 use core::fmt;
 
+use hyper::{Method, StatusCode, header};
 use object_store::client::HttpRequest;
-use reqwest::{Method, StatusCode, header};
 
 use crate::object::FailureKind;
 use crate::object::failure::one_line;

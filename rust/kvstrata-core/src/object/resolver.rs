@@ -3,10 +3,14 @@
 
 use core::error::Error;
 use core::fmt;
+use core::future::Future;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::pin::Pin;
+use core::task::{Context, Poll};
 use std::io;
 
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use hyper_util::client::legacy::connect::dns::Name;
+use tower_service::Service;
 
 /// A host's name that nobody knows.
 #[derive(Debug)]
@@ -21,11 +25,19 @@ impl fmt::Display for Unresolved {
 impl Error for Unresolved {}
 
 /// Asks the system for all other names.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Resolver;
 
-impl Resolve for Resolver {
-    fn resolve(&self, name: Name) -> Resolving {
+impl Service<Name> for Resolver {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = Unresolved;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unresolved>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unresolved>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
         Box::pin(async move {
             let addresses: Vec<SocketAddr> = if is_below_localhost(name.as_str()) {
                 let both = [
@@ -38,8 +50,7 @@ impl Resolve for Resolver {
                 let found = tokio::net::lookup_host((name.as_str(), 0)).await;
                 found.map_err(Unresolved)?.collect()
             };
-            let addresses: Addrs = Box::new(addresses.into_iter());
-            Ok(addresses)
+            Ok(addresses.into_iter())
         })
     }
 }

@@ -11,6 +11,7 @@ use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, 
 use object_store::{HeaderValue, PutMode, PutOptions};
 
 use crate::format::combined::crc;
+use crate::object::client::Client;
 
 const CHECKSUM_HEADER: &str = "x-amz-checksum-crc64nvme";
 
@@ -36,7 +37,7 @@ pub(crate) fn put_of(mode: PutMode, body: &[u8]) -> PutOptions {
 /// Signs requests and sends them.
 #[derive(Debug)]
 pub(super) struct SigningClient {
-    pub(super) client: reqwest::Client,
+    pub(super) client: Client,
     pub(super) credentials: AwsCredentialProvider,
     pub(super) region: String,
 }

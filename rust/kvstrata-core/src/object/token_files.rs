@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use hyper::{Method, header};
 use object_store::HeaderValue;
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
-use reqwest::{Method, header};
 
+use crate::object::NamedFiles;
 use crate::object::credentials::NoCredentials;
 use crate::object::options::Environment;
-use crate::sys::fs::read_small;
 
 /// Variables that name such files.
 const WEB_IDENTITY: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";
@@ -29,15 +29,17 @@ pub(super) struct TokenFiles {
     web_identity: Option<PathBuf>,
     container: Option<PathBuf>,
     azure: Option<PathBuf>,
+    files: NamedFiles,
 }
 
 impl TokenFiles {
-    pub(super) fn of(environment: &Environment) -> Self {
+    pub(super) fn of(environment: &Environment, files: &NamedFiles) -> Self {
         let path = |name| environment.get(name).map(PathBuf::from);
         Self {
             web_identity: path(WEB_IDENTITY),
             container: path(CONTAINER),
             azure: path(AZURE),
+            files: files.clone(),
         }
     }
 
@@ -54,7 +56,7 @@ impl TokenFiles {
     ///
     /// # Errors
     /// What is wrong with the file; nothing of what it holds.
-    pub(super) fn put_into(&self, request: &mut HttpRequest) -> Result<(), HttpError> {
+    pub(super) async fn put_into(&self, request: &mut HttpRequest) -> Result<(), HttpError> {
         let failed = |text| HttpError::new(HttpErrorKind::Unknown, NoCredentials::new(text));
         let asks = request.uri().query().is_some_and(|query| {
             let mut pairs = query.split('&');
@@ -63,7 +65,7 @@ impl TokenFiles {
         if let Some(path) = self.web_identity.as_deref().filter(|_| asks)
             && request.method() == Method::POST
         {
-            let token = read(path).map_err(failed)?;
+            let token = self.read(path).await.map_err(failed)?;
             let filled = format!("{PARAMETER}{}", encoded(&token));
             let uri = request.uri().to_string().replacen(PARAMETER, &filled, 1);
             *request.uri_mut() = uri
@@ -74,7 +76,7 @@ impl TokenFiles {
         if let Some(path) = &self.container
             && authorization.is_some_and(HeaderValue::is_empty)
         {
-            let token = read(path).map_err(failed)?;
+            let token = self.read(path).await.map_err(failed)?;
             let value = HeaderValue::from_str(&token)
                 .map_err(|_| failed(format!("the token in {} fits no header", path.display())))?;
             request.headers_mut().insert(header::AUTHORIZATION, value);
@@ -85,19 +87,26 @@ impl TokenFiles {
             && let Ok(form) = core::str::from_utf8(form)
             && form.split('&').any(|pair| pair == FIELD)
         {
-            let token = read(path).map_err(failed)?;
+            let token = self.read(path).await.map_err(failed)?;
             let filled = format!("{FIELD}{}", encoded(&token));
             *request.body_mut() = form.replacen(FIELD, &filled, 1).into();
         }
         Ok(())
     }
+
+    async fn read(&self, path: &Path) -> Result<String, String> {
+        let bytes = self.files.read_aside(path, TOKEN_BYTES_MAX).await;
+        let shown = path.display();
+        let bytes =
+            bytes.map_err(|error| format!("the token file {shown} cannot be read: {error}"))?;
+        token_of(&bytes, path)
+    }
 }
 
-fn read(path: &Path) -> Result<String, String> {
+/// The token that a file holds.
+fn token_of(bytes: &[u8], path: &Path) -> Result<String, String> {
     let shown = path.display();
-    let bytes = read_small(path, TOKEN_BYTES_MAX)
-        .map_err(|error| format!("the token file {shown} cannot be read: {error}"))?;
-    let text = core::str::from_utf8(&bytes).unwrap_or("\0").trim();
+    let text = core::str::from_utf8(bytes).unwrap_or("\0").trim();
     if text.is_empty() {
         return Err(format!("the token file {shown} is empty"));
     }
@@ -137,9 +146,16 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test")]
         std::fs::write(&path, token).unwrap();
         let of = |name: &str| (name.to_owned(), path.display().to_string());
-        TokenFiles::of(&Environment(
-            [of(WEB_IDENTITY), of(CONTAINER), of(AZURE)].into(),
-        ))
+        TokenFiles::of(
+            &Environment([of(WEB_IDENTITY), of(CONTAINER), of(AZURE)].into()),
+            &NamedFiles::default(),
+        )
+    }
+
+    /// Tokens are put in on a thread beside.
+    fn put_into(files: &TokenFiles, request: &mut HttpRequest) -> Result<(), HttpError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(files.put_into(request))
     }
 
     fn requests() -> [HttpRequest; 3] {
@@ -164,7 +180,7 @@ mod tests {
             let files = files(directory.path(), token.as_bytes());
             let [mut identity, mut container, mut azure] = requests();
             for request in [&mut identity, &mut container, &mut azure] {
-                files.put_into(request).unwrap();
+                put_into(&files, request).unwrap();
             }
             let query = identity.uri().query();
             assert_eq!(query, Some("Action=A&WebIdentityToken=a.b%2Bc&x=1"));
@@ -188,7 +204,7 @@ mod tests {
         ] {
             let files = files(directory.path(), token);
             for mut request in requests() {
-                let error = files.put_into(&mut request).unwrap_err().to_string();
+                let error = put_into(&files, &mut request).unwrap_err().to_string();
                 assert!(error.contains("the token file "), "{error}");
                 assert!(!error.contains("hidden"), "{error}");
             }
@@ -200,13 +216,13 @@ mod tests {
         let none = TokenFiles::default();
         for mut request in requests() {
             let (uri, headers) = (request.uri().clone(), request.headers().clone());
-            none.put_into(&mut request).unwrap();
+            put_into(&none, &mut request).unwrap();
             assert_eq!((request.uri(), request.headers()), (&uri, &headers));
         }
         let directory = tempfile::tempdir().unwrap();
         let files = files(directory.path(), b"token");
         let mut other = HttpRequest::new(HttpRequestBody::empty());
-        files.put_into(&mut other).unwrap();
+        put_into(&files, &mut other).unwrap();
         assert!(other.headers().is_empty() && other.uri().query().is_none());
         assert_eq!(TokenFiles::given("AWS_REGION", "x"), "x");
         assert_eq!(TokenFiles::given(CONTAINER, "x"), EMPTY);

@@ -11,6 +11,7 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, GetResult, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
 };
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
@@ -18,17 +19,13 @@ use crate::buffer::Arena;
 use crate::format::combined::{PayloadChecksum, Shift};
 use crate::format::{NamespaceDigest, RowChecksum, RowHasher};
 use crate::key::Key;
+use crate::object::cut::Cut;
 use crate::object::header::{HEADER_BYTES, HeaderError, RowHeader};
 use crate::object::names::Epoch;
 use crate::object::signing::put_with;
 use crate::object::slot::lend;
 use crate::object::{Failure, FailureKind, Store};
 use crate::sys::sync::Arc;
-
-/// Longest piece of a body. The client, when its request is given up, still writes the pieces that
-/// it has taken, less than 700 KiB of them; one piece of the whole slot would keep it in use for as
-/// long as a slow network takes. Shorter ones cost more calls of the kernel.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// A row and its slot.
 #[derive(Clone, Debug)]
@@ -207,17 +204,9 @@ pub async fn get_header(store: &Store, row: &Row) -> Result<Option<String>, Read
     }
 }
 
-/// A header and what follows it, which the client takes piece by piece.
-fn in_pieces(header: Bytes, mut rest: Bytes) -> PutPayload {
-    let pieces = core::iter::from_fn(|| {
-        let next = rest.split_to(rest.len().min(PIECE_BYTES));
-        (!next.is_empty()).then_some(next)
-    });
-    core::iter::once(header).chain(pieces).collect()
-}
-
 /// Writes a row's object from its slot, in one request. Returns only when nothing reads the slot
-/// any more, which may be a little after `deadline`, or after `stop` became true.
+/// any more, which is at once after the request's end, after `deadline`, or after `stop` became
+/// true: a connection that still has some of it is cut.
 ///
 /// # Errors
 /// The request's failure; [`FailureKind::Late`] past `deadline`, or when stopped.
@@ -229,7 +218,7 @@ pub async fn put(
     deadline: Instant,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Failure> {
-    let (body, released) = lend(arena, row.offset, row.row_bytes);
+    let (body, mut released) = lend(arena, row.offset, row.row_bytes);
     let checksum = PayloadChecksum::of(&body, row.shift);
     let header = RowHeader {
         namespace: row.namespace,
@@ -247,8 +236,10 @@ pub async fn put(
             version: None,
         }),
     };
-    let options = put_with(mode, checksum.after(&header));
-    let payload = in_pieces(Bytes::copy_from_slice(&header), body);
+    let mut options = put_with(mode, checksum.after(&header));
+    let connection = Cut::default();
+    options.extensions.insert(connection.clone());
+    let payload = PutPayload::from_iter([Bytes::copy_from_slice(&header), body]);
     let ended = {
         // The request, and with it our copies of the bytes, are gone at the end of this block.
         let request = AssertUnwindSafe(store.put_opts(&row.path, payload, options));
@@ -263,8 +254,11 @@ pub async fn put(
             Either::Left((Err(_), _)) | Either::Right(_) => None,
         }
     };
-    // An error means that the other end is gone, too: released all the same.
-    let _ = released.await;
+    if released.try_recv() == Err(TryRecvError::Empty) {
+        connection.cut();
+        // An error means that the other end is gone, too: released all the same.
+        let _ = released.await;
+    }
     match ended {
         Some(result) => result.map(drop),
         None => Err(Failure::late()),

@@ -26,8 +26,8 @@ pub enum BucketFault {
     Hold,
     /// The body of its answer comes so many bytes at a time, with a pause after each.
     Trickle(usize, Duration),
-    /// Its own body is taken so many bytes at a time, with a pause after each.
-    Sip(usize, Duration),
+    /// It is answered, as if nothing were wrong.
+    Nothing,
     /// The connection is reset before it is answered.
     Reset,
     /// The connection is reset in the middle of its answer's body, or of its own.
@@ -38,7 +38,7 @@ pub enum BucketFault {
     Status(u16),
     /// It is answered with this status and this code in the body.
     Refuse(u16, &'static str),
-    /// It is answered with this status while its body is left unread for ever.
+    /// It is answered with this status while its body is left unread, or is taken by sips.
     EarlyStatus(u16),
     /// Its answer's body has half of the bytes that the header says, then the connection is closed.
     Truncate,
@@ -64,6 +64,8 @@ pub struct Rule {
     pub part: String,
     /// What happens.
     pub fault: BucketFault,
+    /// How their bodies are taken: so many bytes at a time, with a pause after each.
+    pub sips: Option<(usize, Duration)>,
     /// So many times; `None`: always.
     pub times: Option<usize>,
 }
@@ -75,6 +77,7 @@ impl Rule {
             methods: methods.to_vec(),
             part: "/rows/".to_owned(),
             fault,
+            sips: None,
             times: None,
         }
     }
@@ -91,8 +94,16 @@ impl Rule {
             ],
             part: String::new(),
             fault,
+            sips: None,
             times: None,
         }
+    }
+
+    /// The same, and their bodies are taken so many bytes at a time, with a pause after each.
+    #[must_use]
+    pub fn by_sips(mut self, bytes: usize, pause: Duration) -> Self {
+        self.sips = Some((bytes, pause));
+        self
     }
 
     /// The same, so many times only.
@@ -103,13 +114,21 @@ impl Rule {
     }
 }
 
-/// The fault that a request meets, of the first rule that is for it.
-pub(super) fn choose(rules: &mut [Rule], method: Method, name: &str) -> Option<BucketFault> {
+/// What a request meets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Met {
+    pub(super) fault: BucketFault,
+    pub(super) sips: Option<(usize, Duration)>,
+}
+
+/// What a request meets: what the first rule says that is for it.
+pub(super) fn choose(rules: &mut [Rule], method: Method, name: &str) -> Option<Met> {
     let rule = rules.iter_mut().find(|rule| {
         rule.methods.contains(&method) && name.contains(&rule.part) && rule.times != Some(0)
     })?;
     if let Some(times) = &mut rule.times {
         *times -= 1;
     }
-    Some(rule.fault)
+    let Rule { fault, sips, .. } = *rule;
+    Some(Met { fault, sips })
 }

@@ -39,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     pub(crate) unconditional: AtomicBool,
     pub(crate) trusting: AtomicBool,
+    pub(crate) whole: AtomicBool,
     pub(crate) from_the_start: AtomicBool,
     pub(crate) in_circles: AtomicBool,
     pub(crate) checked: AtomicUsize,
@@ -115,6 +116,11 @@ impl Bucket {
     /// Has the server overwrite whatever is there, as older ones do: it ignores conditions.
     pub fn ignore_conditions(&self) {
         self.shared.unconditional.store(true, Ordering::Release);
+    }
+
+    /// Has the server send whole objects, whatever part of them is asked for.
+    pub fn ignore_ranges(&self) {
+        self.shared.whole.store(true, Ordering::Release);
     }
 
     /// Has listings begin with the first name, wherever they are asked to.

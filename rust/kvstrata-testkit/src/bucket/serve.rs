@@ -109,9 +109,9 @@ fn is_whole(head: &Head, body: &[u8], shared: &Shared) -> bool {
 fn take(
     reader: &mut BufReader<TcpStream>,
     body: &mut [u8],
-    fault: Option<BucketFault>,
+    sips: Option<(usize, Duration)>,
 ) -> io::Result<()> {
-    let Some(BucketFault::Sip(bytes, pause)) = fault else {
+    let Some((bytes, pause)) = sips else {
         return reader.read_exact(body);
     };
     for sip in body.chunks_mut(bytes.max(1)) {
@@ -120,6 +120,29 @@ fn take(
         thread::sleep(pause);
     }
     Ok(())
+}
+
+/// Does what a request asks for an object.
+fn carry_out(head: &Head, name: &str, method: Method, body: Vec<u8>, shared: &Shared) -> Answer {
+    let version = shared.versions.fetch_add(1, Ordering::Relaxed);
+    let mut head = head.clone();
+    if shared.unconditional.load(Ordering::Acquire) {
+        head.headers.retain(|name, _| !name.starts_with("if-"));
+    }
+    if shared.whole.load(Ordering::Acquire) {
+        head.headers.remove("range");
+    }
+    let bytes = body.len();
+    let mut objects = locked(&shared.objects);
+    if method == Method::Put
+        && bytes > SMALL_BYTES
+        && let Some(newest) = &mut *locked(&shared.newest)
+    {
+        for gone in newest.note(name, bytes) {
+            objects.remove(&gone);
+        }
+    }
+    answer(&mut objects, &head, name, body, version)
 }
 
 /// Serves one request; false when the connection is not to be used again.
@@ -138,7 +161,9 @@ fn one(
     let listed = head.asked("prefix").to_owned();
     let known = if name.is_empty() { &listed } else { &name };
     locked(&shared.seen).push((method, known.clone()));
-    let fault = choose(&mut locked(&shared.rules), method, known);
+    let met = choose(&mut locked(&shared.rules), method, known);
+    let (fault, sips) = (met.map(|met| met.fault), met.and_then(|met| met.sips));
+    let mut body = vec![0; head.length()];
     match fault {
         Some(BucketFault::Latency(time)) => {
             #[expect(clippy::disallowed_methods, reason = "a test double")]
@@ -156,42 +181,27 @@ fn one(
         }
         Some(BucketFault::EarlyStatus(status)) => {
             stream.write_all(&bytes_of(&Answer::status(status, "Early"), true))?;
+            if sips.is_some() {
+                take(reader, &mut body, sips)?;
+            }
             hang(stream, shared);
             return Ok(false);
         }
         _ => {}
     }
-    let mut body = vec![0; head.length()];
     if fault == Some(BucketFault::ResetHalfway) && method == Method::Put {
         let half = body.len() / 2;
-        reader.read_exact(body.get_mut(..half).unwrap_or(&mut []))?;
+        take(reader, body.get_mut(..half).unwrap_or(&mut []), sips)?;
         reset(stream);
         return Ok(false);
     }
-    take(reader, &mut body, fault)?;
+    take(reader, &mut body, sips)?;
     let answer = match fault {
         _ if !is_whole(head, &body, shared) => Answer::status(400, "BadDigest"),
         Some(BucketFault::Status(status)) => Answer::status(status, "Faulty"),
         Some(BucketFault::Refuse(status, code)) => Answer::status(status, code),
         _ if method == Method::List => list(shared, head),
-        _ => {
-            let version = shared.versions.fetch_add(1, Ordering::Relaxed);
-            let mut head = head.clone();
-            if shared.unconditional.load(Ordering::Acquire) {
-                head.headers.retain(|name, _| !name.starts_with("if-"));
-            }
-            let bytes = body.len();
-            let mut objects = locked(&shared.objects);
-            if method == Method::Put
-                && bytes > SMALL_BYTES
-                && let Some(newest) = &mut *locked(&shared.newest)
-            {
-                for gone in newest.note(&name, bytes) {
-                    objects.remove(&gone);
-                }
-            }
-            answer(&mut objects, &head, &name, body, version)
-        }
+        _ => carry_out(head, &name, method, body, shared),
     };
     send(stream, shared, answer, method, fault)
 }

@@ -22,11 +22,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvstrata_core::buffer::Arena;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::object::connect::{Style, connect};
 use kvstrata_core::object::limits::ObjectLimits;
 use kvstrata_core::object::options::Environment;
-use kvstrata_core::object::{Addressing, Location, ObjectOptions, Store};
+use kvstrata_core::object::{Addressing, Location, NamedFiles, ObjectOptions, Store};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::tier::{CircuitLimits, Seams, Tier};
 use kvstrata_testkit::Bucket;
@@ -62,6 +63,7 @@ pub fn options(endpoint: &str) -> ObjectOptions {
         deadline: Duration::from_secs(20),
         required: true,
         environment: Environment(environment),
+        files: NamedFiles::default(),
         // A busy machine may answer late: where that is no test's subject, it is waited for.
         limits: ObjectLimits {
             lookup_wait: PATIENCE,
@@ -104,6 +106,12 @@ pub fn open_given(store: &Store, slots: usize) -> Harness {
 /// Opens a tier with a short deadline, which a busy machine may miss on the way, and a circuit that
 /// never opens.
 pub fn open_hasty(options: ObjectOptions, slots: usize) -> Harness {
+    let arena = leaked_arena(slots * row_bytes(&options), 0).unwrap();
+    open_hasty_in(options, arena)
+}
+
+/// [`open_hasty`] in memory that is there.
+pub fn open_hasty_in(options: ObjectOptions, arena: Arc<Arena>) -> Harness {
     let patient = CircuitLimits {
         failures_max: u32::MAX,
         ..CircuitLimits::default()
@@ -112,7 +120,7 @@ pub fn open_hasty(options: ObjectOptions, slots: usize) -> Harness {
         required: false,
         ..options
     };
-    let harness = open_with(options, slots, None, patient);
+    let harness = open_in(options, arena, None, patient);
     eventually("open", || harness.tier.stats().unwrap()["health"] == "ok");
     listed(harness)
 }
@@ -134,8 +142,21 @@ pub fn open_with(
     given: Option<Store>,
     circuit: CircuitLimits,
 ) -> Harness {
-    let row_bytes = usize::try_from(*options.row_bytes.values().max().unwrap()).unwrap();
-    let arena = leaked_arena(slots * row_bytes, 0).unwrap();
+    let arena = leaked_arena(slots * row_bytes(&options), 0).unwrap();
+    open_in(options, arena, given, circuit)
+}
+
+fn row_bytes(options: &ObjectOptions) -> usize {
+    usize::try_from(*options.row_bytes.values().max().unwrap()).unwrap()
+}
+
+fn open_in(
+    options: ObjectOptions,
+    arena: Arc<Arena>,
+    given: Option<Store>,
+    circuit: CircuitLimits,
+) -> Harness {
+    let row_bytes = row_bytes(&options);
     let seams = Seams {
         circuit,
         ..Seams::default()

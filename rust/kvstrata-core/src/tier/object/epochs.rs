@@ -4,8 +4,10 @@ use futures_util::StreamExt;
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
 use crate::format::row_table::EPOCH_LAST;
+use crate::metrics::Counter;
 use crate::object::epoch_record;
 use crate::object::names::{Epoch, Names};
+use crate::object::newest::Newest;
 use crate::object::signing::put_of;
 use crate::object::{Failure, FailureKind, Store};
 use crate::tier::object::open::random;
@@ -22,6 +24,8 @@ pub(super) struct Epochs<'a> {
     pub(super) names: &'a Names,
     /// Whether a PUT can be made to fail where an object is.
     pub(super) conditional_put: bool,
+    /// Counts names that no object of ours has.
+    pub(super) odd_names: &'a Counter,
 }
 
 /// The newest record.
@@ -108,15 +112,18 @@ impl Epochs<'_> {
     /// The newest epoch that is recorded.
     async fn recorded(self) -> Result<Option<Recorded>, Failure> {
         let mut records = self.store.list(Some(&self.names.epochs()));
-        let mut newest = None;
+        let mut newest = Newest::default();
         while let Some(meta) = records.next().await {
             let meta = meta.map_err(|error| Failure::of(&error))?;
             let named = meta.location.filename().and_then(Epoch::parse);
             // What lies deeper is a stranger's: a copy that somebody keeps.
             let own = |named: &Epoch| self.names.record(*named, false) == meta.location;
-            newest = newest.max(named.filter(own));
+            if let Some(named) = named.filter(own) {
+                newest.meet(named);
+            }
         }
-        let Some(named) = newest else {
+        self.odd_names.add(newest.left_out());
+        let Some(named) = newest.epoch() else {
             return Ok(None);
         };
         let number = named.number;
@@ -161,6 +168,12 @@ impl Epochs<'_> {
                     break epoch;
                 }
             };
+            let last = newest.max(after).map_or(0, |epoch| epoch.number);
+            // All others are still further away.
+            if !next.can_follow(last) {
+                self.odd_names.add(1);
+                return Ok(newest);
+            }
             newest = newest.max(Some(next).filter(|_| Some(next) > after));
             from = Some(self.names.after_rows_of(next));
         }

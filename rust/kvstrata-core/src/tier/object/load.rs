@@ -179,7 +179,6 @@ impl ObjectTier {
     /// Reads a row into its slot.
     pub(super) async fn load_row(&self, work: &Work) -> End {
         let row = self.row_of(work);
-        let of = work.item.fingerprint.half();
         let mut attempts = self.attempts();
         let mut seen_foreign = false;
         loop {
@@ -228,8 +227,7 @@ impl ObjectTier {
                     FailureKind::Denied => {
                         self.counters.denied_reads.add(1);
                         self.server_failed(Direction::Read, &failure, "get", &tail_of(&row));
-                        self.verdicts
-                            .note(of, Fact::Absent, self.around.clock.now());
+                        self.believe(work, Fact::Absent);
                         return End::with(Outcome::Miss, failure.to_string());
                     }
                     _ if self.retry(&mut attempts, work, &failure).await => {}
@@ -260,7 +258,12 @@ impl ObjectTier {
         self.around.notices.say(Level::Warning, "mismatch", || {
             format!("object {name} {why}; it counts as a miss and is deleted")
         });
-        lock(&self.state).mark_foreign(work.item.fingerprint.half());
+        {
+            let mut state = lock(&self.state);
+            if state.generation == work.generation {
+                state.mark_foreign(work.item.fingerprint.half());
+            }
+        }
         self.believe(work, Fact::Absent);
         let now = self.around.clock.now();
         let until = now.checked_add(DELETION_MAX).unwrap_or(now);

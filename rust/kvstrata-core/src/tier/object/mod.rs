@@ -129,11 +129,12 @@ impl ObjectTier {
     }
 
     /// The epochs of the namespace, by a client that can do so much.
-    const fn epochs<'a>(&'a self, store: &'a Store, conditional_put: bool) -> Epochs<'a> {
+    fn epochs<'a>(&'a self, store: &'a Store, conditional_put: bool) -> Epochs<'a> {
         Epochs {
             store,
             names: &self.names,
             conditional_put,
+            odd_names: &self.odd_names,
         }
     }
 }
