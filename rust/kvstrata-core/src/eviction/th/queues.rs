@@ -237,7 +237,7 @@ impl Queues {
     }
 
     /// Puts a run into the list it belongs in.
-    pub(super) fn requeue(&mut self, tree: &mut Tree, table: &Table, number: u32, now: u32) {
+    pub(super) fn requeue(&mut self, tree: &mut Tree, table: &mut Table, number: u32, now: u32) {
         let Some(run) = tree.run(number) else {
             return;
         };
@@ -257,7 +257,7 @@ impl Queues {
     }
 
     /// Adds the first run of a list that was empty to the candidates.
-    fn offer(&mut self, tree: &Tree, table: &Table, first: Option<Candidate>, now: u32) {
+    fn offer(&mut self, tree: &Tree, table: &mut Table, first: Option<Candidate>, now: u32) {
         let Some(mut new) = first else {
             return;
         };
@@ -371,7 +371,7 @@ impl Queues {
     pub(super) fn rebuild(
         &mut self,
         tree: &Tree,
-        table: &Table,
+        table: &mut Table,
         rows: u16,
         now: u32,
         budget: usize,
@@ -408,7 +408,7 @@ impl Leaves {
     pub(super) fn candidate(
         &self,
         tree: &Tree,
-        table: &Table,
+        table: &mut Table,
         class: ClassNumber,
         bin: u8,
         now: u32,
@@ -427,7 +427,7 @@ impl Leaves {
 }
 
 /// What a run is worth: its index, or nothing while too little was seen.
-pub(super) fn score(table: &Table, run: &Run, now: u32) -> f32 {
+pub(super) fn score(table: &mut Table, run: &Run, now: u32) -> f32 {
     if table.is_ready() {
         let age = now.saturating_sub(run.last);
         table.index(run.class, age)

@@ -89,6 +89,11 @@ impl Th {
         self.path = path;
         self.claim(&pieces, count(tags.len()), &features);
         self.count_request(count(tags.len()));
+        for piece in &pieces {
+            if let Some(run) = self.tree.run(piece.run) {
+                self.table.settle(run.class);
+            }
+        }
     }
 
     /// Finds the blocks of the keys that are known from the first on.
