@@ -207,15 +207,16 @@ impl Tree {
         let number = self.put_block(block);
         if named {
             let blocks = &self.blocks;
-            self.by_tag
-                .insert(block.tag, number, |at| tag_at(blocks, at));
+            let tag_of = |number| tag_at(blocks, number);
+            let ask = |number| prefetch(blocks.get(number));
+            self.by_tag.insert(block.tag, number, tag_of, ask);
         }
         number
     }
 
     /// Makes a block that is found by its tag, unless the tag has one.
     pub(super) fn add_new_block(&mut self, block: Block) -> Option<u32> {
-        let known = self.find(block.tag, NONE).is_some();
+        let known = !self.by_tag.is_new(block.tag) && self.find(block.tag, NONE).is_some();
         (!known).then(|| self.add_block(block, true))
     }
 
