@@ -13,6 +13,7 @@ mod queues;
 mod request;
 mod table;
 mod tree;
+mod vacant;
 mod victims;
 
 use self::feature::TICKS_PER_SECOND;
@@ -286,10 +287,7 @@ impl Th {
         if run.children > 0 {
             return;
         }
-        let tags = self.tree.tags_from(run.tail, run.live_tail);
-        for tag in tags {
-            self.tree.prefetch_tag(tag);
-        }
+        self.tree.prefetch_more_ghosts(&run);
         let (age, mut gone) = (self.now.saturating_sub(run.last), 0);
         while run.len > 0 && run.tail != run.live_tail {
             let before = self.tree.before(run.tail);
