@@ -64,13 +64,25 @@ fn create_missing(path: &Path, share: ShareMode) -> Result<()> {
 
 /// The error of a root that cannot be made because of `at`.
 fn cannot_create(path: &Path, at: &Path, errno: Errno) -> Error {
+    let (display, at) = (path.display(), at.display());
     context(
         format!(
-            "root {} cannot be created at {}",
-            path.display(),
-            at.display()
+            "root {display} cannot be created at {at}{}",
+            remedy(path, errno)
         ),
         errno,
+    )
+}
+
+/// What can be done about a place that this process may not use.
+fn remedy(path: &Path, errno: Errno) -> String {
+    if !matches!(errno, Errno::ACCESS | Errno::PERM) {
+        return String::new();
+    }
+    let (own, display) = (geteuid().as_raw(), path.display());
+    format!(
+        " by uid {own}; make it for that user (as root: `install -d -m 700 -o {own} {display}`) or \
+         choose another directory"
     )
 }
 
@@ -83,7 +95,9 @@ fn refused(path: &Path, errno: Errno) -> Error {
         Ok(FileType::Symlink) => format!(
             "root {display} is a symbolic link, which is not followed; name the directory itself"
         ),
-        Ok(FileType::Directory) | Err(_) => format!("root {display} cannot be opened"),
+        Ok(FileType::Directory) | Err(_) => {
+            format!("root {display} cannot be opened{}", remedy(path, errno))
+        }
         Ok(_) => format!("root {display} is not a directory"),
     };
     context(message, errno)
@@ -130,4 +144,28 @@ fn check_mode(path: &Path, stat: &Stat, share: ShareMode) -> Result<()> {
         path.display(),
         mode.as_raw_mode() & 0o7777
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_this_process_may_not_use_is_told_with_what_can_be_done() {
+        let path = Path::new("/var/kv");
+        let own = geteuid().as_raw();
+        for error in [
+            refused(Path::new("/"), Errno::ACCESS),
+            cannot_create(path, path, Errno::ACCESS),
+        ] {
+            let told = error.to_string();
+            assert!(told.contains(&format!(" by uid {own}; make it ")), "{told}");
+            assert!(told.contains("Permission denied"), "{told}");
+        }
+        let told = cannot_create(path, path, Errno::ROFS).to_string();
+        assert!(
+            told.starts_with("root /var/kv cannot be created at /var/kv: Read-only"),
+            "{told}"
+        );
+    }
 }
