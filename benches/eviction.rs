@@ -50,9 +50,14 @@ fn report(name: &str, policies: &str, entries: usize, workload: &Workload) {
         workload.accesses(),
     ));
     for policy in policies.split(',') {
-        let mut replayed = Replayed::new(policy, entries, workload);
-        replayed.run(ROUNDS_BEFORE * workload.requests());
-        let measured = replayed.measure(workload.requests());
+        let warm = || {
+            let mut replayed = Replayed::new(policy, entries, workload);
+            replayed.run(ROUNDS_BEFORE * workload.requests());
+            replayed
+        };
+        // Which calls there are is found out before, so that nothing but the policy is measured.
+        let calls = warm().calls_of(workload.requests());
+        let measured = warm().measure(&calls);
         say(&format!("  {policy:10} {measured}"));
     }
 }

@@ -152,6 +152,40 @@ impl Counts {
     }
 }
 
+/// The calls of some requests on a policy, as they are made: nothing has to be looked up or worked
+/// out when they are made again.
+#[derive(Debug, Default)]
+pub struct Calls {
+    requests: Vec<Call>,
+    /// Of each request all tags, then those of what was missing.
+    tags: Vec<Tag>,
+    /// Of each request what was there when it arrived, then what was when it ended.
+    resident: Vec<EntryId>,
+    inserted: Vec<(EntryId, Tag)>,
+    counts: Counts,
+}
+
+/// The calls of one request: how many of each kind.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    id: RequestId,
+    milliseconds: u64,
+    prompt_tokens: u32,
+    tags: usize,
+    resident: usize,
+    missing: usize,
+    need: usize,
+    inserted: usize,
+    resident_at_end: usize,
+}
+
+/// Takes so many from the front.
+fn take<'a, T>(all: &mut &'a [T], count: usize) -> &'a [T] {
+    let (first, rest) = all.split_at(count);
+    *all = rest;
+    first
+}
+
 /// A policy in the middle of a workload.
 #[derive(Debug)]
 pub struct Replayed<'a> {
@@ -174,6 +208,8 @@ pub struct Replayed<'a> {
     missing: Vec<usize>,
     missing_tags: Vec<Tag>,
     victims: Vec<EntryId>,
+    /// Where calls are written down, if they are.
+    calls: Option<Calls>,
 }
 
 fn at(number: u32) -> usize {
@@ -206,6 +242,7 @@ impl<'a> Replayed<'a> {
             missing: Vec::new(),
             missing_tags: Vec::new(),
             victims: Vec::new(),
+            calls: None,
         }
     }
 
@@ -273,34 +310,61 @@ impl<'a> Replayed<'a> {
         };
         let arrival_id = arrival.id;
         self.policy.observe(&arrival, &self.resident);
+        let need = self.missing.len().saturating_sub(self.free.len());
+        let call = Call {
+            id: arrival.id,
+            milliseconds: self.from + request.milliseconds,
+            prompt_tokens: request.prompt_tokens,
+            tags: tags.len(),
+            resident: self.resident.len(),
+            missing: self.missing.len(),
+            need,
+            inserted: 0,
+            resident_at_end: 0,
+        };
+        self.write_down(call);
         if !self.missing.is_empty() {
-            self.policy.missed(&self.missing_tags);
-            let need = self.missing.len().saturating_sub(self.free.len());
-            self.victims.clear();
-            if need > 0 {
-                let first = self.missing_tags[0];
-                let evicted = self.policy.evict_for(
-                    first,
-                    need,
-                    PLACEMENT.class,
-                    &|_| false,
-                    &mut self.victims,
-                );
-                for victim in &self.victims {
-                    self.entries[at(self.holders[at(victim.0)])] = ABSENT;
-                    self.free.push(victim.0);
-                }
-                self.counts.evicted += u64::try_from(evicted).expect("small");
-            }
-            self.missing.truncate(self.free.len());
-            for place in self.missing.iter().rev() {
-                let entry = self.free.pop().expect("room");
-                self.entries[at(blocks[*place])] = entry;
-                self.holders[at(entry)] = blocks[*place];
-                self.policy.insert(EntryId(entry), tags[*place], PLACEMENT);
-            }
+            self.store(need);
         }
         self.finish(arrival_id);
+    }
+
+    /// Writes a call down that is made now, if calls are.
+    fn write_down(&mut self, call: Call) {
+        if let Some(calls) = &mut self.calls {
+            calls.tags.extend_from_slice(&self.tags);
+            calls.tags.extend_from_slice(&self.missing_tags);
+            calls.resident.extend_from_slice(&self.resident);
+            calls.requests.push(call);
+        }
+    }
+
+    /// Stores what was missing, in the place of `need` others.
+    fn store(&mut self, need: usize) {
+        self.policy.missed(&self.missing_tags);
+        self.victims.clear();
+        if need > 0 {
+            let first = self.missing_tags[0];
+            let evicted =
+                self.policy
+                    .evict_for(first, need, PLACEMENT.class, &|_| false, &mut self.victims);
+            for victim in &self.victims {
+                self.entries[at(self.holders[at(victim.0)])] = ABSENT;
+                self.free.push(victim.0);
+            }
+            self.counts.evicted += u64::try_from(evicted).expect("small");
+        }
+        self.missing.truncate(self.free.len());
+        for place in self.missing.iter().rev() {
+            let entry = self.free.pop().expect("room");
+            self.entries[at(self.blocks[*place])] = entry;
+            self.holders[at(entry)] = self.blocks[*place];
+            self.policy
+                .insert(EntryId(entry), self.tags[*place], PLACEMENT);
+            if let Some(calls) = &mut self.calls {
+                calls.inserted.push((EntryId(entry), self.tags[*place]));
+            }
+        }
     }
 
     fn finish(&mut self, id: RequestId) {
@@ -310,6 +374,13 @@ impl<'a> Replayed<'a> {
         self.resident
             .extend(now.filter(|entry| *entry != ABSENT).map(EntryId));
         self.policy.finish(id, None, &self.resident);
+        if let Some(calls) = &mut self.calls
+            && let Some(call) = calls.requests.last_mut()
+        {
+            call.inserted = self.missing.len();
+            call.resident_at_end = self.resident.len();
+            calls.resident.extend_from_slice(&self.resident);
+        }
         debug_assert!(self.policy.len() <= self.capacity, "no more than fit");
     }
 }
@@ -343,13 +414,61 @@ impl fmt::Display for Measured {
 }
 
 impl Replayed<'_> {
-    /// Replays so many more requests and says what they took.
-    pub fn measure(&mut self, requests: usize) -> Measured {
-        let (before, start) = (self.counts, processor());
+    /// Replays so many more requests and returns the calls that they made.
+    pub fn calls_of(mut self, requests: usize) -> Calls {
+        let before = self.counts;
+        self.calls = Some(Calls::default());
         self.run(requests);
+        let mut calls = self.calls.unwrap_or_default();
+        calls.counts = self.counts.since(&before);
+        calls
+    }
+
+    /// Makes calls that the same policy got in the same place, and says what they took.
+    pub fn measure(mut self, calls: &Calls) -> Measured {
+        let (mut tags, mut resident) = (calls.tags.as_slice(), calls.resident.as_slice());
+        let mut inserted = calls.inserted.as_slice();
+        let mut evicted = 0;
+        let start = processor();
+        for call in &calls.requests {
+            self.policy.set_time(call.milliseconds);
+            let arrival = Arrival {
+                id: call.id,
+                class: PLACEMENT.class,
+                tags: take(&mut tags, call.tags),
+                context: Context {
+                    prompt_tokens: Some(call.prompt_tokens),
+                    ..Context::default()
+                },
+            };
+            let there = take(&mut resident, call.resident);
+            self.policy.observe(&arrival, there);
+            let missing = take(&mut tags, call.missing);
+            if let Some(first) = missing.first() {
+                self.policy.missed(missing);
+                if call.need > 0 {
+                    self.victims.clear();
+                    evicted += self.policy.evict_for(
+                        *first,
+                        call.need,
+                        PLACEMENT.class,
+                        &|_| false,
+                        &mut self.victims,
+                    );
+                }
+                for (entry, tag) in take(&mut inserted, call.inserted) {
+                    self.policy.insert(*entry, *tag, PLACEMENT);
+                }
+            }
+            let there = take(&mut resident, call.resident_at_end);
+            self.policy.finish(call.id, None, there);
+        }
+        let took = processor().saturating_sub(start);
+        let same = u64::try_from(evicted).expect("small") == calls.counts.evicted;
+        assert!(same, "a policy does the same twice");
         Measured {
-            processor: processor().saturating_sub(start),
-            counts: self.counts.since(&before),
+            processor: took,
+            counts: calls.counts,
             memory_bytes: self.policy.memory_bytes(),
             entries: self.capacity,
         }

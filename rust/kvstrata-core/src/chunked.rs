@@ -1,10 +1,18 @@
 //! A vector in pieces of one size: growing moves nothing and wastes little, so it takes no time
 //! that grows with what is there, and no memory for what may come.
 
+use crate::sys::pages;
+
 /// Elements of a piece, as a power of two, where nothing else is said.
 const CHUNK_BITS: u32 = 14;
 /// Elements of a piece.
 pub(crate) const CHUNK: usize = 1 << CHUNK_BITS;
+/// The same for what is looked at in random order: a piece is some large pages. What is not used of
+/// it yet takes address space alone.
+pub(crate) const LARGE_BITS: u32 = 19;
+
+/// Bytes at the beginning that are in small pages.
+const SMALL_BYTES: usize = 1 << 20;
 
 /// Elements numbered from 0 by `u32`, two to the power of `BITS` in a piece; see the module.
 #[derive(Debug)]
@@ -62,7 +70,12 @@ impl<T, const BITS: u32> Chunked<T, BITS> {
         match self.chunks.last_mut() {
             Some(last) if last.len() < Self::PIECE => last.push(element),
             _ => {
-                let mut chunk = Vec::with_capacity(Self::PIECE);
+                let small = if self.chunks.is_empty() {
+                    SMALL_BYTES
+                } else {
+                    0
+                };
+                let mut chunk = pages::with_capacity_after(Self::PIECE, small);
                 chunk.push(element);
                 self.chunks.push(chunk);
             }
@@ -74,10 +87,9 @@ impl<T, const BITS: u32> Chunked<T, BITS> {
         self.chunks.iter().flatten()
     }
 
-    /// Bytes of memory held, without the allocator's own.
+    /// Bytes of memory held, without the allocator's own and without what was never used.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let elements: usize = self.chunks.iter().map(Vec::capacity).sum();
-        elements * size_of::<T>() + self.chunks.capacity() * size_of::<Vec<T>>()
+        self.len() * size_of::<T>() + self.chunks.capacity() * size_of::<Vec<T>>()
     }
 }
 

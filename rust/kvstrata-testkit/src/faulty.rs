@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvstrata_core::io::{
     Alignment, Completion, CompletionSink, Engine, EngineCounters, Failure, Operation, OperationId,
-    QueueDepth, Segment,
+    Prelude, QueueDepth, Segment,
 };
 use kvstrata_core::sys::fs::File;
 
@@ -29,6 +29,8 @@ pub enum Fault {
     Hold,
     /// It is never started; its deadline, a shutdown or [`FaultyEngine::release`] ends the wait.
     Stall,
+    /// Its engine panics before it starts it.
+    Panic,
 }
 
 /// Chooses the fault of an operation when it is submitted.
@@ -219,6 +221,7 @@ impl Engine for FaultyEngine {
                         .insert(operation.id, operation.segments.clone());
                     cut(&mut operation.segments, bytes);
                 }
+                Fault::Panic => operation.prelude = Prelude::new(|| panic!("as the test wants")),
                 _ => {}
             }
             state.faults.insert(operation.id, fault);

@@ -13,7 +13,7 @@ use kvstrata_core::buffer::Arena;
 use kvstrata_core::io::alter::Alter;
 use kvstrata_core::io::uring::{Settings, Uring};
 use kvstrata_core::io::{
-    Channel, CompletionSink, DataFile, Direction, Engine, Failure, OperationId,
+    Channel, CompletionSink, DataFile, Direction, Engine, Failure, OperationId, Prelude,
 };
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::sys::fs::{Access, Direct};
@@ -96,6 +96,53 @@ impl Bench {
             assert!(bytes == payload(&row.to_le_bytes(), ROW), "row {row}");
         }
     }
+}
+
+#[test]
+fn what_is_begun_before_a_long_prelude_is_with_the_device_meanwhile() {
+    const LONG: usize = 1 << 20;
+    let bench = bench(8, None);
+    let bytes = payload(b"row", ROW);
+    assert!(bench.arena.copy_in(0, &bytes));
+    let write = operation(
+        1,
+        WRITE,
+        &bench.file,
+        0,
+        vec![segment(&bench.arena, 0, ROW)],
+    );
+    bench.engine.submit(vec![write]);
+    assert_eq!(bench.completions.wait(1, SOON)[0].result, Ok(()));
+    let read = operation(
+        2,
+        READ,
+        &bench.file,
+        0,
+        vec![segment(&bench.arena, ROW, ROW)],
+    );
+    let long = segment(&bench.arena, 4 * ROW, LONG);
+    let mut write = operation(3, WRITE, &bench.file, 1 << 20, vec![long]);
+    let arena = Arc::clone(&bench.arena);
+    let has_come = Arc::new(Mutex::new(false));
+    let says = Arc::clone(&has_come);
+    write.prelude = Prelude::new(move || {
+        let until = SystemClock.now() + SOON;
+        let mut landed = vec![0; ROW];
+        while landed != bytes && SystemClock.now() < until {
+            SystemClock.sleep(Duration::from_millis(1));
+            assert!(arena.copy_out(ROW, &mut landed));
+        }
+        *says.lock().unwrap() = landed == bytes;
+    });
+    bench.engine.submit(vec![write, read]);
+    let mut arrived = 0;
+    while arrived < 2 {
+        for done in bench.completions.wait(1, 2 * SOON) {
+            assert_eq!(done.result, Ok(()));
+            arrived += 1;
+        }
+    }
+    assert!(*has_come.lock().unwrap(), "the read waited for the prelude");
 }
 
 #[test]

@@ -184,6 +184,81 @@ fn rows_that_a_store_finds_present_are_not_evicted_for_its_other_rows() {
 }
 
 #[test]
+fn rows_of_a_store_do_not_go_with_their_files_for_its_rows_of_another_group() {
+    let of = |numbers: std::ops::Range<u64>, group| {
+        let own = numbers.map(|number| key(number, group));
+        own.collect::<Vec<_>>()
+    };
+    // Present in every file, or stored by the same job and more than are planned at a time.
+    let cases = [
+        ("lru", true),
+        ("lru", false),
+        ("s3fifo", true),
+        ("th", true),
+    ];
+    for (policy, is_present) in cases {
+        let root = root();
+        let mut own = options(root.path(), ROW_BYTES, 8 << 20);
+        own.policy = policy.to_owned();
+        let mut harness = Harness::open(own, 2000);
+        let first = of(0..1100, 0);
+        if is_present {
+            harness.store(&first);
+        }
+        let others = of(0..800, 7);
+        let own = [first.clone(), others.clone()].concat();
+        let outcomes = harness.store(&own);
+        let is_there = |end: &Outcome| matches!(end, Outcome::Ok | Outcome::Present);
+        let there = outcomes.iter().filter(|end| is_there(end)).count();
+        assert!(there > 400, "{there}");
+        let all_found = harness.found(&own).into_iter().zip(&outcomes);
+        let wrong = all_found.filter(|(found, end)| *found != is_there(end));
+        assert_eq!(wrong.count(), 0, "{policy}, present: {is_present}");
+        // Space moves as soon as that job is done.
+        let after = of(5000..5020, 7);
+        assert_eq!(harness.store(&after), all(Outcome::Ok, after.len()));
+    }
+}
+
+#[test]
+fn a_row_that_a_store_finds_being_stored_is_not_evicted_for_its_other_rows() {
+    let root = root();
+    let mut harness = Harness::open(options(root.path(), ROW_BYTES, 1 << 20), 1700);
+    for round in 0..20 {
+        let awaited = keys([round]);
+        let others = keys(10_000 * (round + 1)..10_000 * (round + 1) + 1600);
+        let own = [awaited.clone(), others].concat();
+        harness.fill(&own);
+        let jobs = [&awaited, &own].map(|keys| {
+            let job = harness.job();
+            let offsets = harness.offsets(keys.len());
+            harness.tier.store(job, keys, &offsets).unwrap();
+            job
+        });
+        let results = harness.results(&jobs);
+        assert_eq!(results[0].outcomes, [Outcome::Ok]);
+        assert_eq!(results[1].outcomes[0], Outcome::Present);
+        assert_eq!(harness.found(&awaited), [true], "round {round}");
+    }
+}
+
+#[test]
+fn a_job_of_more_present_keys_than_are_looked_at_at_a_time_finds_all_of_them() {
+    let root = root();
+    let mut harness = Harness::open(options(root.path(), 4096, 64 << 20), 9000);
+    let own = keys(0..9000);
+    assert_eq!(harness.store(&own), all(Outcome::Ok, 9000));
+    let again = [own, keys(20_000..20_010)].concat();
+    let outcomes = harness.store(&again[10..]);
+    assert_eq!(outcomes[..8990], all(Outcome::Present, 8990));
+    assert_eq!(outcomes[8990..], all(Outcome::Ok, 10));
+    // What stayed meanwhile can be removed and go again.
+    harness.tier.remove(&again[..100]).unwrap();
+    assert_eq!(harness.found(&again[..101])[99..], [false, true]);
+    assert_eq!(harness.store(&again[..100]), all(Outcome::Ok, 100));
+}
+
+#[test]
 fn space_moves_to_the_group_that_needs_it() {
     let root = root();
     let mut harness = Harness::open(options(root.path(), ROW_BYTES, 2 << 20), 100);

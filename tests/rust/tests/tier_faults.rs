@@ -277,6 +277,34 @@ fn a_panic_in_the_engine_ends_jobs_and_keeps_the_tier_answering() {
     assert_eq!(faulty.harness.stat("circuit_openings"), 0);
 }
 
+#[test]
+fn a_panic_while_rows_are_summed_up_drops_every_store_and_leaves_nothing_behind() {
+    let mut faulty = Faulty::open(|_| {});
+    let stored = keys(0..8);
+    assert_eq!(faulty.harness.store(&stored), [Outcome::Ok; 8]);
+    faulty.fail(Direction::Write, Fault::Panic);
+    let (first, second) = (keys(10..40), keys(50..60));
+    let jobs = [
+        faulty.harness.begin_store_at(0, &first),
+        faulty.harness.begin_store_at(30, &second),
+    ];
+    let results = faulty.harness.results(&jobs);
+    assert_eq!(results[0].outcomes, [Outcome::Dropped; 30]);
+    assert_eq!(results[1].outcomes, [Outcome::Dropped; 10]);
+    assert_eq!(faulty.harness.found(&first), [false; 30]);
+    let stats = faulty.harness.tier.stats().unwrap();
+    assert_eq!(stats["health"], "poisoned");
+    assert_eq!(stats["circuit_openings"], 0);
+    faulty.harness.assert_quiet();
+    faulty.harness.tier.close(Duration::from_secs(10)).unwrap();
+    let mut next = Harness::open(options(faulty.root.path(), ROW_BYTES, CAPACITY), 64);
+    assert_eq!(next.found(&[first, second].concat()), [false; 40]);
+    assert_eq!(next.load(&stored), [Outcome::Ok; 8]);
+    assert_eq!(next.stat("rows"), 8);
+    assert_eq!(next.store(&keys(70..80)), [Outcome::Ok; 10]);
+    assert_eq!(next.load(&keys(70..80)), [Outcome::Ok; 10]);
+}
+
 /// The machine's clock, but asking it for an access time on the writer thread panics once armed.
 #[derive(Debug, Default)]
 struct PanicsOnWriter {

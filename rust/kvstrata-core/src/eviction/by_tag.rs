@@ -8,18 +8,19 @@
 //! The owner keeps the tags: it is asked whether a number is the one in question.
 
 use super::request::Tag;
+use crate::sys::bytes;
 use crate::sys::pages;
 use crate::sys::prefetch::prefetch;
 
 /// Numbers of a bucket.
 const SLOTS: usize = 12;
-/// Numbers of a bucket on average at which the table grows.
-const USED_SLOTS: usize = 9;
+/// Numbers of a bucket on average at which the table grows: few buckets are full then.
+const USED_SLOTS: usize = 7;
+/// The part by which it grows.
+const GROWTH: usize = 3;
 
 /// Bytes of [`Bucket::prints`] that belong to slots.
 const PRINTS: u128 = (1 << (8 * SLOTS)) - 1;
-/// One in each byte.
-const ONES: u128 = u128::MAX / 0xff;
 /// What had no room in a bucket is counted above its prints.
 const MISSED: u128 = 1 << (8 * SLOTS);
 
@@ -34,8 +35,8 @@ struct Bucket {
 
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-/// Slots of a bucket, as the highest bits of the bytes of their prints.
-struct Matches(u128);
+/// Slots of a bucket, a bit each.
+struct Matches(u32);
 
 impl Iterator for Matches {
     type Item = usize;
@@ -43,18 +44,14 @@ impl Iterator for Matches {
     fn next(&mut self) -> Option<usize> {
         let bit = self.0.trailing_zeros();
         self.0 &= self.0.wrapping_sub(1);
-        (bit < u128::BITS).then(|| usize::try_from(bit / 8).unwrap_or(SLOTS))
+        (bit < u32::BITS).then(|| usize::try_from(bit).unwrap_or(SLOTS))
     }
 }
 
 impl Bucket {
     /// The slots with a print.
-    const fn matches(&self, print: u8) -> Matches {
-        #[expect(clippy::as_conversions, reason = "widened; From is not const")]
-        let differ = self.prints ^ (ONES * print as u128);
-        let low = ONES * 0x7f;
-        let zeros = !(((differ & low) + low) | differ | low);
-        Matches(zeros & PRINTS)
+    fn matches(&self, print: u8) -> Matches {
+        Matches(bytes::equal(self.prints, print) & ((1 << SLOTS) - 1))
     }
 
     const fn has_missed(&self) -> bool {
@@ -78,24 +75,33 @@ impl Bucket {
     }
 }
 
-/// Never 0, and of other bits than those that choose the bucket.
-fn print_of(tag: Tag) -> u8 {
-    u8::try_from(tag.0 >> 56).unwrap_or(1).max(1)
+/// Spreads tags that are like each other.
+const fn mixed(tag: Tag) -> u64 {
+    tag.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Buckets, a power of two of them.
+/// Never 0, and of other bits than those that choose the bucket.
+fn print_of(tag: Tag) -> u8 {
+    u8::try_from(mixed(tag) >> 24 & 0xff).unwrap_or(1).max(1)
+}
+
 #[derive(Debug, Default)]
 struct Buckets(Vec<Bucket>);
 
 impl Buckets {
     fn home(&self, tag: Tag) -> usize {
-        usize::try_from(tag.0).unwrap_or(0) & self.0.len().saturating_sub(1)
+        #[expect(
+            clippy::as_conversions,
+            reason = "widened, and below the number of buckets"
+        )]
+        let home = (((mixed(tag) >> 32) * self.0.len() as u64) >> 32) as usize;
+        home
     }
 
     /// The numbers of the buckets in which a tag can be.
     fn path(&self, tag: Tag) -> impl Iterator<Item = usize> + use<> {
         let (home, all) = (self.home(tag), self.0.len());
-        (0..all).map(move |step| (home + step) & (all - 1))
+        (home..all).chain(0..home)
     }
 
     fn find(&self, tag: Tag, is_it: impl Fn(u32) -> bool) -> Option<u32> {
@@ -178,14 +184,34 @@ impl ByTag {
         found.or_else(|| self.before.find(tag, is_it))
     }
 
-    /// Adds a number, whose tag has none.
-    pub(super) fn insert(&mut self, tag: Tag, number: u32, tag_of: impl Fn(u32) -> Tag) {
+    /// Whether a tag has no number, where its place alone tells.
+    #[inline]
+    pub(super) fn is_new(&self, tag: Tag) -> bool {
+        let bucket = self.buckets.0.get(self.buckets.home(tag));
+        let is_new = bucket.is_none_or(|bucket| {
+            !bucket.has_missed() && bucket.matches(print_of(tag)).next().is_none()
+        });
+        is_new && self.before.0.is_empty()
+    }
+
+    /// Adds a number, whose tag has none. `ask` is called with numbers whose tags are asked for by a
+    /// later call.
+    pub(super) fn insert(
+        &mut self,
+        tag: Tag,
+        number: u32,
+        tag_of: impl Fn(u32) -> Tag,
+        ask: impl Fn(u32),
+    ) {
         if !self.before.0.is_empty() {
             self.move_on(&tag_of);
+            let next = self.before.0.get(self.moved + 1);
+            next.into_iter().flat_map(|next| next.numbers).for_each(ask);
         } else if self.length >= self.buckets.0.len() * USED_SLOTS {
-            let twice = (2 * self.buckets.0.len()).max(1);
-            let mut next = pages::with_capacity(twice);
-            next.resize(twice, Bucket::default());
+            let before = self.buckets.0.len();
+            let more = before + before / GROWTH + 1;
+            let mut next = pages::with_capacity(more);
+            next.resize(more, Bucket::default());
             self.before = core::mem::replace(&mut self.buckets, Buckets(next));
         }
         self.length += 1;
@@ -226,10 +252,17 @@ impl ByTag {
         prefetch(self.buckets.0.get(self.buckets.home(tag)));
     }
 
-    /// The number that a tag has, as far as its place alone tells: another one in some hundreds.
+    /// The number that a tag has, as far as its place alone tells: another one in some hundreds. Where
+    /// that is not the whole of its place, the rest is fetched.
     pub(super) fn guess(&self, tag: Tag) -> Option<u32> {
-        let bucket = self.buckets.0.get(self.buckets.home(tag))?;
-        let slot = bucket.matches(print_of(tag)).next()?;
+        let home = self.buckets.home(tag);
+        let bucket = self.buckets.0.get(home)?;
+        let Some(slot) = bucket.matches(print_of(tag)).next() else {
+            if bucket.has_missed() {
+                prefetch(self.buckets.0.get(home + 1));
+            }
+            return None;
+        };
         bucket.numbers.get(slot).copied()
     }
 
@@ -259,7 +292,7 @@ mod tests {
             let mut numbers = ByTag::default();
             let of = |number| tag(number, spread);
             for number in 0..count {
-                numbers.insert(of(number), number, of);
+                numbers.insert(of(number), number, of, |_| {});
                 let half = number / 2;
                 assert_eq!(
                     numbers.find(of(half), |found| of(found) == of(half)),
@@ -276,7 +309,7 @@ mod tests {
                 assert_eq!(found, there.then_some(number), "{number}");
             }
             for number in (0..count).filter(|number| number % 3 == 0) {
-                numbers.insert(of(number), number, of);
+                numbers.insert(of(number), number, of, |_| {});
             }
             let all = (0..count).all(|n| numbers.find(of(n), |found| found == n) == Some(n));
             assert!(all && numbers.len() == usize::try_from(count).unwrap());
@@ -287,11 +320,11 @@ mod tests {
     fn a_table_that_numbers_come_and_go_in_grows_no_more() {
         let mut numbers = ByTag::default();
         let of = |number| tag(number, true);
-        (0..1000).for_each(|number| numbers.insert(of(number), number, of));
+        (0..1000).for_each(|number| numbers.insert(of(number), number, of, |_| {}));
         let before = numbers.memory_bytes();
         for number in 1000..100_000 {
             assert!(numbers.remove(of(number - 1000), number - 1000));
-            numbers.insert(of(number), number, of);
+            numbers.insert(of(number), number, of, |_| {});
         }
         assert!(numbers.memory_bytes() <= 2 * before);
     }

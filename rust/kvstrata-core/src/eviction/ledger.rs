@@ -2,7 +2,7 @@
 
 use super::containers::{Containers, Slot};
 use super::{Class, ContainerId, EntryId, Placement};
-use crate::chunked::Chunked;
+use crate::chunked::{Chunked, LARGE_BITS};
 use crate::sys::prefetch::prefetch;
 
 /// So many pins are not counted any more: the entry stays pinned for good.
@@ -47,7 +47,7 @@ pub(super) enum PinChange {
 /// each entry a node, a number of its own.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    records: Chunked<Record>,
+    records: Chunked<Record, LARGE_BITS>,
     containers: Containers,
     evictable: Vec<usize>,
     tick: u64,

@@ -19,7 +19,7 @@ use super::containers::{Containers, Slot};
 use super::order::{Chunks, Entries, Order, Place};
 use super::request::{EndedKey, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
-use crate::chunked::Chunked;
+use crate::chunked::{Chunked, LARGE_BITS};
 
 /// Bytes of memory per entry, besides its place in the order, parked entries and containers.
 pub const ENTRY_BYTES: usize = 20;
@@ -68,7 +68,10 @@ impl Node {
     }
 }
 
-impl Entries for Chunked<Node> {
+/// Nodes by number.
+type Nodes = Chunked<Node, LARGE_BITS>;
+
+impl Entries for Nodes {
     fn moved(&mut self, number: u32, place: Place) {
         if let Some(node) = self.get_mut(number) {
             node.place = place;
@@ -87,7 +90,7 @@ struct ClassOrder {
 /// The policy; see the module.
 #[derive(Debug, Default)]
 pub struct Lru {
-    nodes: Chunked<Node>,
+    nodes: Nodes,
     chunks: Chunks,
     classes: Vec<ClassOrder>,
     containers: Containers,

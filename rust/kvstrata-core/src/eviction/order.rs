@@ -16,6 +16,8 @@ const NONE: u32 = u32::MAX;
 const SLOTS: u32 = 28;
 /// Bits of a place that are its slot's.
 const SLOT_BITS: u32 = 5;
+/// Chunks that are in one piece of memory, as a power of two.
+const CHUNK_BITS: u32 = 16;
 /// Chunks that are no reason to look for empty slots.
 const SPARE_CHUNKS: usize = 8;
 const _: () = assert!(SLOTS < 1 << SLOT_BITS && size_of::<Chunk>() == 128);
@@ -148,7 +150,7 @@ impl Walk {
 /// The chunks of some orders; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
-    all: Chunked<Chunk, 9>,
+    all: Chunked<Chunk, CHUNK_BITS>,
     free: Vec<u32>,
 }
 

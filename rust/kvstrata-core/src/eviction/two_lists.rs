@@ -4,7 +4,7 @@ use super::ledger::{Ledger, Record};
 use super::order::{Chunks, Entries, Order, Place, Walk as OrderWalk};
 use super::request::Tag;
 use super::{Class, ContainerId, EntryId, Placement};
-use crate::chunked::Chunked;
+use crate::chunked::{Chunked, LARGE_BITS};
 use crate::sys::prefetch::prefetch;
 
 /// One of the two lists.
@@ -48,7 +48,7 @@ pub(super) struct Walk {
 #[derive(Debug, Default)]
 pub(super) struct TwoLists {
     pub(super) ledger: Ledger,
-    tags: Chunked<Tag>,
+    tags: Chunked<Tag, LARGE_BITS>,
     chunks: Chunks,
     pairs: Vec<[Order; 2]>,
     pub(super) visited: u64,

@@ -130,6 +130,11 @@ impl Debug for Prelude {
 }
 
 impl Operation {
+    /// Whether its prelude is yet to be done.
+    pub(crate) const fn has_prelude(&self) -> bool {
+        self.prelude.0.is_some()
+    }
+
     /// What every engine calls when it starts the operation at `now`, by its clock: notes the time
     /// and does the prelude, unless that was done before. Says whether there was one.
     pub fn begin(&mut self, now: Instant) -> bool {

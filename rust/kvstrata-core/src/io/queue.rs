@@ -95,6 +95,11 @@ impl Queue {
         }
     }
 
+    /// Lets at most `per_file` operations of one file be started at a time, from the next one on.
+    pub(super) fn limit_per_file(&mut self, per_file: usize) {
+        self.per_file = per_file.max(1);
+    }
+
     /// Adds an operation.
     pub(super) fn push(&mut self, operation: Operation) {
         let (file, direction) = (key(&operation), operation.direction);

@@ -1,6 +1,7 @@
 //! The operating system's edge: files, time, threads. Nothing else in this crate calls `std::fs`,
 //! reads a clock or sleeps, so these are the places where a test puts its faults.
 
+pub(crate) mod bytes;
 #[cfg(feature = "shuttle")]
 mod checked;
 pub mod clock;

@@ -7,11 +7,17 @@ const LARGE_PAGE_BYTES: usize = 2 << 20;
 /// is longer than one: who looks at random elements waits for them alone then, and not for the tables of
 /// pages as well. A kernel that has no large pages, or none free, gives small ones.
 pub(crate) fn with_capacity<T>(count: usize) -> Vec<T> {
+    with_capacity_after(count, 0)
+}
+
+/// The same, but for the first bytes: what holds little is to take no large page.
+pub(crate) fn with_capacity_after<T>(count: usize, small_bytes: usize) -> Vec<T> {
     let mut memory: Vec<T> = Vec::with_capacity(count);
     let room = memory.spare_capacity_mut();
     let bytes = size_of_val(room);
     let start: *mut u8 = room.as_mut_ptr().cast();
     let skipped = start.align_offset(LARGE_PAGE_BYTES);
+    let skipped = skipped.saturating_add(small_bytes.next_multiple_of(LARGE_PAGE_BYTES));
     let whole = bytes.saturating_sub(skipped) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
     if whole > 0 {
         #[expect(unsafe_code, reason = "the one way to say it")]

@@ -17,8 +17,10 @@ use crate::tier::health::REFUSED;
 use crate::tier::plan;
 use crate::tier::state::{FlightRow, Phase, QueuedStore, State};
 
-/// Keys that are planned at a time: bounds how long the lock is held.
+/// Keys that get rows at a time: bounds how long the lock is held.
 pub(super) const KEYS_MAX: usize = 512;
+/// Keys that are looked at for that, those that need no row included.
+const LOOKS_MAX: usize = 4096;
 /// Payload bytes that are planned at a time: bounds how long other rows wait for their entries.
 pub(super) const BYTES_MAX: u64 = 32 << 20;
 /// Payload bytes that are handed to the engine at a time, or a row: the first ones are under way
@@ -52,6 +54,7 @@ struct Needs {
     by_class: Vec<(Class, Vec<Wanted>)>,
     seen: HashSet<Fingerprint>,
     bytes: u64,
+    looked_at: usize,
 }
 
 impl Needs {
@@ -69,7 +72,7 @@ impl Needs {
 
 impl DiskTier {
     /// Plans the next keys of queued stores; returns those stores of which keys are left. One that
-    /// was begun before is planned alone: it protects more rows than the others would.
+    /// was begun before is planned alone: more rows stay for it than for the others.
     pub(super) fn plan_stores(&self, mut stores: Vec<QueuedStore>) -> Vec<QueuedStore> {
         let needs = self.sort_stores(&mut stores);
         for (class, wanted) in needs.by_class {
@@ -107,10 +110,10 @@ impl DiskTier {
                 store.next = request.items.len();
                 continue;
             }
-            if store.first_order.is_none() {
+            if !store.is_begun {
                 self.note_plan_wait(&store.request);
             }
-            store.first_order.get_or_insert(state.next_store_order);
+            state.begin_planning(store);
             if !self.sort_keys(&mut state, number, store, &mut needs) {
                 break;
             }
@@ -132,10 +135,15 @@ impl DiskTier {
         let mut goes_on = true;
         while let Some(item) = request.items.get(store.next) {
             let position = store.next;
+            if needs.looked_at >= LOOKS_MAX {
+                goes_on = false;
+                break;
+            }
+            needs.looked_at = needs.looked_at.saturating_add(1);
             if state.removals.cancel(item.fingerprint, store.number) {
                 settled.push(plain(position, Outcome::Dropped));
-            } else if state.inventory.index.find(item.fingerprint).is_some() {
-                store.present.insert(item.fingerprint);
+            } else if let Some(entry) = state.inventory.index.find(item.fingerprint) {
+                state.keep(entry, store.number);
                 settled.push(plain(position, Outcome::Present));
             } else if let Some(writing) = state.writing.get_mut(&item.fingerprint)
                 && !writing.cancelled
@@ -169,7 +177,7 @@ impl DiskTier {
 
     /// Gives keys rows, in their order; settles those for which there is no space.
     fn place_rows(&self, stores: &[QueuedStore], class: Class, wanted: &[Wanted]) -> Vec<Placed> {
-        let rows = self.acquire_rows(class, wanted.len(), stores);
+        let rows = self.acquire_rows(class, wanted.len());
         let (with, without) = wanted.split_at(rows.len().min(wanted.len()));
         self.settle_wanted(stores, without, Outcome::NoSpace, "no space could be made");
         let placed = |(wanted, place): (&Wanted, RowPlace)| Placed {

@@ -55,6 +55,7 @@ impl DiskTier {
     fn give_up_queued(&self) {
         let mut state = lock(&self.state);
         let queued: Vec<_> = state.queued.drain(..).collect();
+        state.let_all_go();
         for store in queued {
             self.settle_rest(
                 &mut state,

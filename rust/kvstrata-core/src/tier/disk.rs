@@ -211,6 +211,7 @@ impl DiskTier {
 
     /// Hides every row and cancels every store; loads under way will end as misses.
     fn forget_everything(&self, state: &mut State) {
+        state.let_all_go();
         state.inventory.unlist_all();
         state
             .writing

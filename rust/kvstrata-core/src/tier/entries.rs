@@ -121,7 +121,10 @@ impl DiskTier {
                 access_time: now,
             });
             match listed {
-                Some(entry) => flight.request.remember(row.position, entry),
+                Some(entry) => {
+                    flight.request.remember(row.position, entry);
+                    state.keep_listed(entry, row.store_order, item.fingerprint);
+                }
                 None => failed.push(row.counter),
             }
         }

@@ -124,7 +124,8 @@ impl DiskTier {
             return false;
         }
         let mut state = lock(&self.state);
-        let before = oldest_kept(&mut state.inventory, class, short);
+        let begun = state.kept.tick();
+        let before = oldest_kept(&mut state.inventory, class, short, begun);
         let files = files_to_take(&state.inventory, space, (class, shape), before, room);
         drop(state);
         // The first that cannot go ends it: the others would go for nothing.
@@ -253,12 +254,13 @@ fn files_to_take(
 }
 
 /// Files of other classes are kept from `class`, which is `short` of rows, when they were used at
-/// this tick or later.
-fn oldest_kept(inventory: &mut Inventory, class: Class, short: usize) -> u64 {
+/// this tick or later. `begun` is when the stores that need them were.
+fn oldest_kept(inventory: &mut Inventory, class: Class, short: usize, begun: Option<u64>) -> u64 {
     let now = inventory.now();
     if inventory.evictable(class) < short {
-        // Once all of its own that can go is gone, what others have is the oldest.
-        return u64::MAX;
+        // Once all of its own that can go is gone, what others have is the oldest, but for what
+        // they came to have or use while these stores were planned.
+        return begun.map_or(u64::MAX, |tick| tick.saturating_add(1));
     }
     inventory.coldest(class).map_or(u64::MAX, |own| {
         own.saturating_sub(now.saturating_sub(own) / AGE_MARGIN)

@@ -121,12 +121,17 @@ impl DiskTier {
                     .queued
                     .iter()
                     .position(|q| Arc::ptr_eq(&q.request, request));
-                if let Some(store) = at.and_then(|at| state.queued.remove(at)) {
+                let store = at.and_then(|at| state.queued.remove(at));
+                let was_begun = store.as_ref().is_some_and(|store| store.is_begun);
+                if let Some(store) = store {
                     let why = "not started by its deadline";
                     self.settle_rest(&mut state, request, store.next, Outcome::Timeout, why);
                 }
                 if !request.is_done() {
                     self.abandon_store(&mut state, request);
+                }
+                if was_begun {
+                    self.end_planning(state);
                 }
             }
             JobKind::Load => self.expire_load(request),

@@ -15,6 +15,7 @@ mod growth;
 mod health;
 mod inventory;
 mod keeper;
+mod kept;
 mod landing;
 mod last_error;
 mod launch;

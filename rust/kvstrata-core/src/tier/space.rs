@@ -15,7 +15,6 @@ use crate::tier::disk::{DiskTier, count};
 use crate::tier::foreign::ForeignFile;
 use crate::tier::growth::Growth;
 use crate::tier::last_error::Cause;
-use crate::tier::state::QueuedStore;
 
 /// A group's share of the capacity is cut into this many files.
 pub(crate) const FILES_PER_GROUP: u64 = 32;
@@ -113,13 +112,8 @@ pub(crate) struct Freed {
 impl DiskTier {
     /// Reserves up to `need` rows of a class, evicting and giving files back as it must.
     ///
-    /// Only as many rows are evicted as `stores` take; the rows of their keys stay.
-    pub(super) fn acquire_rows(
-        &self,
-        class: Class,
-        need: usize,
-        stores: &[QueuedStore],
-    ) -> Vec<RowPlace> {
+    /// Only as many rows are evicted as are needed.
+    pub(super) fn acquire_rows(&self, class: Class, need: usize) -> Vec<RowPlace> {
         let mut space = lock(&self.space);
         let mut may_take_over = true;
         loop {
@@ -140,7 +134,7 @@ impl DiskTier {
                 continue;
             }
             drop(space);
-            self.evict_rows(class, need.saturating_sub(free), stores);
+            self.evict_rows(class, need.saturating_sub(free));
             break;
         }
         lock(&self.state).inventory.take_rows(class, need)
@@ -149,7 +143,7 @@ impl DiskTier {
     /// Evicts `short` rows of a class, or as many as can go.
     ///
     /// A row goes only once its file is known to be writable: else it would go for nothing.
-    fn evict_rows(&self, class: Class, short: usize, stores: &[QueuedStore]) {
+    fn evict_rows(&self, class: Class, short: usize) {
         let mut left = short;
         while left > 0 {
             if self.health.refuses(Direction::Write) {
@@ -160,8 +154,8 @@ impl DiskTier {
             let mut most = left.min(inventory.evictable(class));
             let mut victims = None;
             while most > 0 && victims.is_none() {
-                victims = inventory.next_victims(most, class, stores);
-                // Some of them belong to this very job: fewer can go.
+                victims = inventory.next_victims(most, class);
+                // Some are in files that cannot be written: fewer can go.
                 most /= 2;
             }
             let Some(victims) = victims else {

@@ -1,6 +1,6 @@
 //! What the tier's one lock guards.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::eviction::EntryId;
@@ -9,6 +9,7 @@ use crate::index::{Fingerprint, RowPlace};
 use crate::io::OperationId;
 use crate::sys::sync::Arc;
 use crate::tier::inventory::Inventory;
+use crate::tier::kept::Kept;
 use crate::tier::load_buffers::{LoadBuffer, LoadBuffers};
 use crate::tier::removals::{Removals, StoreNumber};
 use crate::tier::request::Request;
@@ -94,10 +95,8 @@ pub(crate) struct QueuedStore {
     pub(crate) epoch: u32,
     /// Its position among all stores that were asked.
     pub(crate) number: StoreNumber,
-    /// Store order when it was begun: its own rows are not its victims.
-    pub(crate) first_order: Option<u64>,
-    /// Its keys that were found present: their rows are not its victims either.
-    pub(crate) present: HashSet<Fingerprint>,
+    /// Whether some of its keys were planned before.
+    pub(crate) is_begun: bool,
 }
 
 impl QueuedStore {
@@ -136,6 +135,8 @@ pub(crate) struct State {
     pub(crate) entering: Vec<Arc<Request>>,
     /// The stores that the writer thread is planning.
     pub(crate) planning: Vec<Arc<Request>>,
+    /// The rows that stay while stores are planned.
+    pub(crate) kept: Kept,
     /// Payload bytes of stores that are not settled.
     pub(crate) store_bytes_open: u64,
     /// Rows written whose entries are not.
@@ -187,6 +188,7 @@ impl State {
             queued: VecDeque::new(),
             entering: Vec::new(),
             planning: Vec::new(),
+            kept: Kept::default(),
             store_bytes_open: 0,
             written: Written::default(),
             store_bytes_in_engine: 0,
@@ -221,6 +223,7 @@ impl State {
 
     /// Hides a key and lets its row be cleared.
     pub(crate) fn drop_entry(&mut self, entry: EntryId) {
+        self.let_go(entry);
         if let Some(place) = self.inventory.unlist(entry) {
             self.clears.push(place);
         }

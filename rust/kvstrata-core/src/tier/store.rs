@@ -1,7 +1,5 @@
 //! Stores: queued by the caller's thread, planned by the writer thread.
 
-use std::collections::HashSet;
-
 use crate::error::Result;
 use crate::index::RowPlace;
 use crate::io::{Completion, Direction, Failure};
@@ -64,8 +62,7 @@ impl DiskTier {
             next: 0,
             epoch,
             number,
-            first_order: None,
-            present: HashSet::new(),
+            is_begun: false,
         });
         drop(state);
         self.work.notify_one();

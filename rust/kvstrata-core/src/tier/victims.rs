@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::eviction::{Class, ContainerId, EntryId};
-use crate::index::IndexEntry;
 use crate::sys::sync::Arc;
 use crate::tier::inventory::Inventory;
 use crate::tier::row_file::RowFile;
-use crate::tier::state::QueuedStore;
 
 impl Inventory {
     /// Number of rows of a class that could be evicted now.
@@ -54,30 +52,18 @@ impl Inventory {
         empty.map(|id| (id, 0)).chain(filled).take(most).collect()
     }
 
-    /// The `need` rows of a class that go next, all or none; those of the stores that need them
-    /// stay, and those of files that cannot be written.
-    pub(crate) fn next_victims(
-        &mut self,
-        need: usize,
-        class: Class,
-        stores: &[QueuedStore],
-    ) -> Option<Vec<EntryId>> {
+    /// The `need` rows of a class that go next, all or none; those of files that cannot be written
+    /// stay.
+    pub(crate) fn next_victims(&mut self, need: usize, class: Class) -> Option<Vec<EntryId>> {
         let (index, containers) = (&self.index, &self.containers);
         let unwritable = |id: ContainerId| {
             let at = usize::try_from(id.0).ok();
             let container = at.and_then(|at| containers.get(at)?.as_ref());
             container.is_some_and(|container| container.unwritable)
         };
-        // All rows of these stores have this order or a later one, or were present.
-        let keep_from = stores.iter().find_map(|store| store.first_order);
-        let keep_from = keep_from.unwrap_or(u64::MAX);
-        let brought = |entry: &IndexEntry| {
-            let present = |store: &QueuedStore| store.present.contains(&entry.fingerprint);
-            entry.store_order >= keep_from || stores.iter().any(present)
-        };
         let protected = |id: EntryId| {
             let entry = index.get(id);
-            entry.is_some_and(|entry| brought(entry) || unwritable(entry.place.container))
+            entry.is_some_and(|entry| unwritable(entry.place.container))
         };
         // What requests that were observed are waiting for goes last.
         let observed = &self.observed;
@@ -162,6 +148,7 @@ mod tests {
     use crate::tier::container::Container;
     use crate::tier::inventory::NewRow;
     use crate::tier::rows::Rows;
+    use crate::tier::state::State;
     use crate::tier::touched::TouchedPages;
 
     const ROWS: u32 = 50_000;
@@ -235,7 +222,7 @@ mod tests {
             assert_eq!(inventory.free_rows(CLASS), 0);
             assert_eq!(inventory.coldest(CLASS), None);
             assert_eq!(inventory.evictable(CLASS), 0);
-            assert_eq!(inventory.next_victims(1, CLASS, &[]), None);
+            assert_eq!(inventory.next_victims(1, CLASS), None);
             assert!(inventory.coldest_containers(CLASS, 8).is_empty());
             assert!(inventory.take_rows(CLASS, 1).is_empty());
         }
@@ -245,7 +232,7 @@ mod tests {
         inventory.unpin(last);
         for _ in 0..1000 {
             assert!(inventory.coldest(CLASS).is_some());
-            let victims = inventory.next_victims(1, CLASS, &[]);
+            let victims = inventory.next_victims(1, CLASS);
             assert_eq!(victims, Some(vec![last]));
         }
         assert_eq!(inventory.policy.visited(), all - 1 + 2000);
@@ -254,6 +241,35 @@ mod tests {
     #[test]
     fn a_store_that_finds_every_row_in_use_looks_at_none_of_them() {
         stores_against_rows_in_use(1);
+    }
+
+    #[test]
+    fn rows_that_stay_for_a_store_are_met_once_however_often_victims_are_looked_for() {
+        let place = tempfile::tempdir().unwrap();
+        let (inventory, entries) = full(place.path(), 1);
+        let mut state = State::new(inventory, None, 1, 1);
+        let store = state.removals.ask();
+        let (kept, others) = entries.split_at(20_000);
+        for entry in kept {
+            state.keep(*entry, store);
+        }
+        for own in others.chunks(100) {
+            assert_eq!(
+                state.inventory.next_victims(100, CLASS).as_deref(),
+                Some(own)
+            );
+            state.inventory.evict(own);
+        }
+        assert_eq!(state.inventory.next_victims(1, CLASS), None);
+        let met = u64::from(ROWS);
+        assert!(state.inventory.policy.visited() < met + 2 * 300);
+        // A removed one is free at once, the others go when the store is planned.
+        state.drop_entry(entries[7]);
+        assert_eq!(state.clears.len(), 1);
+        state.let_all_go();
+        assert_eq!(state.inventory.evictable(CLASS), kept.len() - 1);
+        let coldest = state.inventory.next_victims(8, CLASS).unwrap();
+        assert_eq!(coldest, [0, 1, 2, 3, 4, 5, 6, 8].map(|at| entries[at]));
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl DiskTier {
         if state.queued.is_empty() {
             state.removals.clear();
         }
+        self.end_planning(state);
     }
 
     /// Clears the entries of rows that hold nothing any more.
@@ -240,6 +241,7 @@ impl DiskTier {
         });
         let mut state = lock(&self.state);
         let queued: Vec<_> = state.queued.drain(..).map(|store| store.request).collect();
+        state.let_all_go();
         let written = state.written.take();
         for flight in written {
             self.end_store(&mut state, &flight, |_| Outcome::Dropped, Some("poisoned"));
@@ -286,7 +288,7 @@ fn take_batch(state: &mut State) -> Vec<QueuedStore> {
         && !is_begun
         && let Some(store) = state.queued.pop_front()
     {
-        is_begun = store.first_order.is_some();
+        is_begun = store.is_begun;
         keys = keys.saturating_add(store.request.items.len());
         bytes = bytes.saturating_add(store.request.bytes());
         state.planning.push(Arc::clone(&store.request));

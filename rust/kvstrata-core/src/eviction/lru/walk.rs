@@ -1,19 +1,13 @@
 //! The walk over the cold end in search of victims, and what is asked for before it is looked at.
 
-use super::{Lru, Node, State};
-use crate::chunked::Chunked;
+use super::{Lru, Node, Nodes, State};
 use crate::eviction::containers::Slot;
 use crate::eviction::order::{Chunks, Order, Walk};
 use crate::eviction::{Class, EntryId};
 use crate::sys::prefetch::prefetch;
 
 /// The next entry of a walk; nodes of later ones are asked for.
-fn next(
-    chunks: &mut Chunks,
-    order: &mut Order,
-    walk: &mut Walk,
-    nodes: &Chunked<Node>,
-) -> Option<u32> {
+fn next(chunks: &mut Chunks, order: &mut Order, walk: &mut Walk, nodes: &Nodes) -> Option<u32> {
     let ask = |number| prefetch(nodes.get(number));
     chunks.next(order, walk, &ask)
 }

@@ -13,6 +13,7 @@ mod queues;
 mod request;
 mod table;
 mod tree;
+mod vacant;
 mod victims;
 
 use self::feature::TICKS_PER_SECOND;
@@ -119,7 +120,7 @@ impl Th {
 
     fn requeue(&mut self, run: u32) {
         self.queues
-            .requeue(&mut self.tree, &self.table, run, self.now);
+            .requeue(&mut self.tree, &mut self.table, run, self.now);
     }
 
     /// A run of nothing, in no list.
@@ -286,23 +287,22 @@ impl Th {
         if run.children > 0 {
             return;
         }
-        let tags = self.tree.tags_from(run.tail, run.live_tail);
-        for tag in tags {
-            self.tree.prefetch_tag(tag);
-        }
+        self.tree.prefetch_more_ghosts(&run);
+        let (age, mut gone) = (self.now.saturating_sub(run.last), 0);
         while run.len > 0 && run.tail != run.live_tail {
             let before = self.tree.before(run.tail);
             self.tree.free_block(run.tail);
             run.tail = before.unwrap_or(NONE);
             run.len -= 1;
-            let age = self.now.saturating_sub(run.last);
-            self.table.forget(run.class, usize::from(run.bin), age, 1);
+            gone += 1;
             self.unsure = if age < HOUR {
                 self.tree.len()
             } else {
                 self.unsure.saturating_sub(1)
             };
         }
+        self.table
+            .forget(run.class, usize::from(run.bin), age, gone);
         if let Some(place) = self.tree.run_mut(number) {
             (place.tail, place.len) = (run.tail, run.len);
         }
@@ -367,7 +367,7 @@ impl EvictionPolicy for Th {
     ) -> usize {
         let own = self.tree.find(tag, NONE).and_then(|at| self.tree.block(at));
         let worth = match own.and_then(|block| self.tree.run(block.run)) {
-            Some(run) if self.table.is_ready() => queues::score(&self.table, run, self.now),
+            Some(run) if self.table.is_ready() => queues::score(&mut self.table, run, self.now),
             _ => f32::INFINITY,
         };
         let chosen = self.choose(need, class, protected, worth);

@@ -3,8 +3,7 @@
 use std::collections::BinaryHeap;
 
 use super::table::{BINS, ClassNumber, Table};
-use super::tree::{Queue, Run, Tree};
-use crate::chunked::Chunked;
+use super::tree::{Queue, Run, Runs, Tree};
 use crate::eviction::links::{Links, List, NONE, Nodes};
 use crate::eviction::order::{Chunks, Order, Walk};
 
@@ -16,7 +15,7 @@ const TOGETHER: usize = 16;
 const SPARE_CANDIDATES: usize = 4096;
 
 /// The lists by class and age.
-struct ByClass<'a>(&'a mut Chunked<Run>);
+struct ByClass<'a>(&'a mut Runs);
 
 impl Nodes for ByClass<'_> {
     fn links(&mut self, number: u32) -> Option<&mut Links> {
@@ -85,7 +84,7 @@ impl Leaves {
         list.map_or(NONE, |list| list.coldest())
     }
 
-    fn link(&mut self, runs: &mut Chunked<Run>, number: u32) -> Option<Candidate> {
+    fn link(&mut self, runs: &mut Runs, number: u32) -> Option<Candidate> {
         let run = *runs.get(number)?;
         let at = slot(run.class, run.bin);
         if self.lists.len() <= at {
@@ -116,7 +115,7 @@ impl Leaves {
         })
     }
 
-    fn unlink(&mut self, runs: &mut Chunked<Run>, number: u32) {
+    fn unlink(&mut self, runs: &mut Runs, number: u32) {
         let Some(run) = runs.get(number).copied() else {
             return;
         };
@@ -169,6 +168,19 @@ impl Queues {
     pub(super) fn invalidate(&mut self) {
         for leaves in &mut self.leaves {
             leaves.budget = 0;
+        }
+    }
+
+    /// The run that is the next victim of each class of rows, about.
+    pub(super) fn firsts(&self) -> impl Iterator<Item = u32> + '_ {
+        let firsts = self.leaves.iter().map(|leaves| leaves.candidates.peek());
+        firsts.flatten().map(|first| first.run)
+    }
+
+    /// Fetches the place of a run among those of its age.
+    pub(super) fn prefetch_place(&self, tree: &Tree, number: u32) {
+        if let Some(run) = tree.run(number) {
+            self.chunks.prefetch(run.by_age);
         }
     }
 
@@ -237,7 +249,7 @@ impl Queues {
     }
 
     /// Puts a run into the list it belongs in.
-    pub(super) fn requeue(&mut self, tree: &mut Tree, table: &Table, number: u32, now: u32) {
+    pub(super) fn requeue(&mut self, tree: &mut Tree, table: &mut Table, number: u32, now: u32) {
         let Some(run) = tree.run(number) else {
             return;
         };
@@ -257,7 +269,7 @@ impl Queues {
     }
 
     /// Adds the first run of a list that was empty to the candidates.
-    fn offer(&mut self, tree: &Tree, table: &Table, first: Option<Candidate>, now: u32) {
+    fn offer(&mut self, tree: &Tree, table: &mut Table, first: Option<Candidate>, now: u32) {
         let Some(mut new) = first else {
             return;
         };
@@ -371,7 +383,7 @@ impl Queues {
     pub(super) fn rebuild(
         &mut self,
         tree: &Tree,
-        table: &Table,
+        table: &mut Table,
         rows: u16,
         now: u32,
         budget: usize,
@@ -380,6 +392,7 @@ impl Queues {
         leaves.budget = budget;
         let mut candidates = core::mem::take(&mut leaves.candidates).into_vec();
         candidates.clear();
+        leaves.prefetch_firsts(tree);
         for (class, bits) in (0..).zip(&leaves.occupied) {
             let mut left = *bits;
             while left != 0 {
@@ -404,11 +417,18 @@ impl Queues {
 }
 
 impl Leaves {
+    /// Fetches the first runs of all lists.
+    fn prefetch_firsts(&self, tree: &Tree) {
+        for list in &self.lists {
+            tree.prefetch_run(list.coldest());
+        }
+    }
+
     /// The first run of a list as a candidate.
     pub(super) fn candidate(
         &self,
         tree: &Tree,
-        table: &Table,
+        table: &mut Table,
         class: ClassNumber,
         bin: u8,
         now: u32,
@@ -427,7 +447,7 @@ impl Leaves {
 }
 
 /// What a run is worth: its index, or nothing while too little was seen.
-pub(super) fn score(table: &Table, run: &Run, now: u32) -> f32 {
+pub(super) fn score(table: &mut Table, run: &Run, now: u32) -> f32 {
     if table.is_ready() {
         let age = now.saturating_sub(run.last);
         table.index(run.class, age)

@@ -18,6 +18,8 @@ const REWRITTEN_BLOCKS: u32 = 4;
 const REWRITTEN_SHARE: u32 = 5;
 /// Keys of a request that are asked for before the first of them is looked for.
 const AHEAD: usize = 32;
+/// Free blocks that are asked for before they are used.
+const FREE_AHEAD: u32 = 16;
 /// Runs of another's path that are looked at.
 const CHAIN_MAX: usize = 64;
 
@@ -66,6 +68,10 @@ impl Th {
         self.owner = self.owner.checked_add(1).unwrap_or(1);
         let mut path = core::mem::take(&mut self.path);
         self.find_known(tags, &mut path);
+        if path.len() < tags.len() {
+            self.prefetch_entries_of_first();
+        }
+        self.prefetch_runs_of(&path);
         let matched = path.len();
         let meeting = self.meet(&path, tags.len());
         let derived = context.prompt_tokens.map(|prompt| {
@@ -89,23 +95,36 @@ impl Th {
         self.path = path;
         self.claim(&pieces, count(tags.len()), &features);
         self.count_request(count(tags.len()));
+        for piece in &pieces {
+            if let Some(run) = self.tree.run(piece.run) {
+                self.table.settle(run.class);
+            }
+        }
     }
 
     /// Finds the blocks of the keys that are known from the first on.
     fn find_known(&self, tags: &[Tag], path: &mut Vec<u32>) {
         path.clear();
+        for tag in tags.iter().take(2 * AHEAD) {
+            self.tree.prefetch_tag(*tag);
+        }
+        for run in self.queues.firsts() {
+            self.tree.prefetch_run(run);
+        }
+        for tag in tags.iter().take(AHEAD) {
+            self.tree.prefetch_block_of(*tag);
+        }
+        for run in self.queues.firsts() {
+            self.tree.prefetch_end(run);
+        }
         let mut guess = NONE;
         for (first, together) in tags.chunks(AHEAD).enumerate() {
-            if first == 0 {
-                for tag in together {
-                    self.tree.prefetch_tag(*tag);
-                }
-            }
-            for tag in together {
-                self.tree.prefetch_block_of(*tag);
-            }
-            for tag in tags.iter().skip((first + 1) * AHEAD).take(AHEAD) {
+            let next = (first + 1) * AHEAD;
+            for tag in tags.iter().skip(next + AHEAD).take(AHEAD) {
                 self.tree.prefetch_tag(*tag);
+            }
+            for tag in tags.iter().skip(next).take(AHEAD) {
+                self.tree.prefetch_block_of(*tag);
             }
             for tag in together {
                 let Some(found) = self.tree.find(*tag, guess.wrapping_add(1)) else {
@@ -114,6 +133,28 @@ impl Th {
                 path.push(found);
                 guess = found;
             }
+        }
+    }
+
+    /// Fetches the entries that are the next victims; the blocks of most were fetched before.
+    fn prefetch_entries_of_first(&self) {
+        for run in self.queues.firsts() {
+            let tail = self.tree.run(run).map_or(NONE, |run| run.live_tail);
+            for entry in self.tree.residents_from(tail).take(AHEAD) {
+                self.ledger.prefetch(entry);
+            }
+        }
+    }
+
+    /// Fetches the runs of a path, and then what is beside them: all will be looked at.
+    fn prefetch_runs_of(&self, path: &[u32]) {
+        for run in self.tree.runs_of(path) {
+            self.tree.prefetch_run(run);
+        }
+        for run in self.tree.runs_of(path) {
+            self.tree.prefetch_end(run);
+            self.tree.prefetch_beside(run);
+            self.queues.prefetch_place(&self.tree, run);
         }
     }
 
@@ -218,9 +259,13 @@ impl Th {
         let run = self.tree.add_run(self.empty_run(0, class.0));
         let (mut before, mut length, mut taken) = (NONE, 0, 0);
         for (at, tag) in tags.iter().enumerate() {
-            if let Some(ahead) = tags.get(at + AHEAD) {
+            if let Some(ahead) = tags.get(at + 2 * AHEAD) {
                 self.tree.prefetch_tag(*ahead);
             }
+            if let Some(ahead) = tags.get(at + AHEAD) {
+                self.tree.prefetch_block_of(*ahead);
+            }
+            self.tree.prefetch_free_block(FREE_AHEAD);
             let block = Block {
                 tag: *tag,
                 run,

@@ -48,6 +48,11 @@ struct Row {
     expected: f32,
     /// Product of the factors of its levels.
     main: f32,
+    /// What its hazards are of those of all classes, as of the last refresh.
+    factor: f32,
+    /// Whether its index is that of the refresh before, and its counts have not decayed since: few
+    /// classes are asked for between two refreshes.
+    is_due: bool,
 }
 
 /// The table; see the module.
@@ -63,6 +68,8 @@ pub(super) struct Table {
     /// As of the last refresh: the hazard over all classes, and the factors of levels.
     global: Bins,
     factors: Factors,
+    /// What a block counts, as of the last refresh.
+    weight: f32,
     /// First tick of each bin, but for the first, which begins at 0.
     starts: [u32; BINS],
     /// Seconds that each bin lasts.
@@ -88,6 +95,7 @@ impl Table {
             runs: 0.0,
             global: [0.0; BINS],
             factors: [[1.0; LEVELS]; FEATURES],
+            weight: 0.0,
             starts,
             widths,
         }
@@ -127,6 +135,8 @@ impl Table {
             total_hits: 0.0,
             expected: 0.0,
             main: 1.0,
+            factor: 1.0,
+            is_due: false,
         });
         self.numbers.insert(features, number);
         self.score_new(number);
@@ -186,15 +196,20 @@ impl Table {
     /// that age.
     pub(super) fn forget(&mut self, class: ClassNumber, counted: usize, age: u32, blocks: u32) {
         self.leave(class, counted, blocks);
+        self.settle(class);
         let bin = self.bin(age);
         if let Some(gone) = self.row_mut(class).and_then(|row| row.gone.get_mut(bin)) {
-            *gone += float(blocks);
+            // One at a time, as they go: what a sum of them is rounded to is part of the figures.
+            for _ in 0..blocks {
+                *gone += 1.0;
+            }
         }
     }
 
     /// Counts blocks that were used again at an age, and out of the bin that they were counted in.
     pub(super) fn hit(&mut self, class: ClassNumber, counted: usize, age: u32, blocks: u32) {
         self.leave(class, counted, blocks);
+        self.settle(class);
         self.reuses += 1.0;
         let bin = self.bin(age);
         if let Some(hits) = self.row_mut(class).and_then(|row| row.hits.get_mut(bin)) {
@@ -204,7 +219,8 @@ impl Table {
 
     /// The index of what has this class and age: the most uses per block and second that it can
     /// still earn.
-    pub(super) fn index(&self, class: ClassNumber, age: u32) -> f32 {
+    pub(super) fn index(&mut self, class: ClassNumber, age: u32) -> f32 {
+        self.settle(class);
         let bin = self.bin(age);
         let Some(row) = self.row(class) else {
             return 0.0;
@@ -227,15 +243,23 @@ impl Table {
 
     /// The probability that what has this class is used within an hour.
     pub(super) fn within_hour(&self, class: ClassNumber) -> Option<f32> {
-        let ready = self.is_ready();
-        self.row(class).filter(|_| ready).map(|row| row.within_hour)
+        let row = self.row(class).filter(|_| self.is_ready())?;
+        Some(if row.is_due {
+            self.score(row).1
+        } else {
+            row.within_hour
+        })
     }
 
-    /// Computes the index of every class anew, from what was seen so far.
+    /// Computes the index of every class anew, from what was seen so far; that of each when it is
+    /// asked for.
     pub(super) fn refresh(&mut self) {
         // Every block counts the same, and a run of mean length counts as one.
         let weight = self.runs.max(1.0) / self.blocks.max(1.0);
         for row in &mut self.rows {
+            if row.is_due {
+                row.decay();
+            }
             row.count_reached();
         }
         let global = self.global();
@@ -244,18 +268,31 @@ impl Table {
             row.expected = expected(&global, &row.reached) * weight;
         }
         self.rake();
-        let mut hull = Vec::with_capacity(BINS + 1);
-        let widths = self.widths;
         for row in &mut self.rows {
-            let factor = class_factor(row);
-            score(row, &global, factor, weight, &widths, &mut hull);
-            for value in row.hits.iter_mut().chain(&mut row.gone) {
-                *value *= DECAY;
-            }
+            row.factor = class_factor(row);
+            row.is_due = true;
         }
         self.blocks *= DECAY;
         self.runs *= DECAY;
         self.global = global;
+        self.weight = weight;
+    }
+
+    /// Does what the last refresh left to be done for a class.
+    pub(super) fn settle(&mut self, class: ClassNumber) {
+        let Some(row) = self.row(class).filter(|row| row.is_due) else {
+            return;
+        };
+        let scored = self.score(row);
+        if let Some(row) = self.row_mut(class) {
+            (row.index, row.within_hour) = scored;
+            row.decay();
+        }
+    }
+
+    /// The index of a class, and the probability that what it has is used within an hour.
+    fn score(&self, row: &Row) -> (Bins, f32) {
+        score(row, &self.global, row.factor, self.weight, &self.widths)
     }
 
     /// Bytes of memory held.
@@ -274,14 +311,13 @@ impl Table {
 
     /// The hazard of each bin over all classes.
     fn global(&self) -> Bins {
-        let mut global = [0.0; BINS];
-        for (bin, hazard) in global.iter_mut().enumerate() {
-            let sum = |of: fn(&Row) -> &Bins| -> f32 {
-                let all = self.rows.iter();
-                all.filter_map(|row| of(row).get(bin)).sum()
-            };
-            let (hits, reached) = (sum(|row| &row.hits), sum(|row| &row.reached));
-            *hazard = hits / reached.max(hits).max(1e-6);
+        let (mut global, mut reached) = ([0.0; BINS], [0.0; BINS]);
+        for row in &self.rows {
+            add(&mut global, &row.hits);
+            add(&mut reached, &row.reached);
+        }
+        for (hits, reached) in global.iter_mut().zip(&reached) {
+            *hits /= reached.max(*hits).max(1e-6);
         }
         global
     }
@@ -290,42 +326,50 @@ impl Table {
     /// what was seen of it.
     fn rake(&mut self) {
         self.factors = [[1.0; LEVELS]; FEATURES];
-        for row in &mut self.rows {
-            row.main = 1.0;
-        }
+        // Side by side: they are gone through many times.
+        let of = |row: &Row| (row.features, row.total_hits, row.expected);
+        let rows: Vec<(Features, f32, f32)> = self.rows.iter().map(of).collect();
+        let mut mains = vec![1.0; rows.len()];
         for _ in 0..SWEEPS {
-            for feature in 0..FEATURES {
+            for (feature, own) in self.factors.iter_mut().enumerate() {
                 let mut seen = [0.0; LEVELS];
                 let mut due = [0.0; LEVELS];
-                for row in &self.rows {
-                    let at = row.features.0.get(feature).map_or(0, |at| usize::from(*at));
+                for ((features, hits, expected), main) in rows.iter().zip(&mains) {
+                    let at = features.0.get(feature).map_or(0, |at| usize::from(*at));
                     if let (Some(seen), Some(due)) = (seen.get_mut(at), due.get_mut(at)) {
-                        *seen += row.total_hits;
-                        *due += row.expected * row.main;
+                        *seen += hits;
+                        *due += expected * main;
                     }
                 }
                 let mut change = [1.0; LEVELS];
                 for ((change, seen), due) in change.iter_mut().zip(&seen).zip(&due) {
                     *change = (seen + LEVEL_PSEUDO) / (due + LEVEL_PSEUDO);
                 }
-                for row in &mut self.rows {
-                    row.main *= level_of(row.features, feature, &change);
+                for ((features, ..), main) in rows.iter().zip(&mut mains) {
+                    *main *= level_of(*features, feature, &change);
                 }
-                let own = self.factors.get_mut(feature);
-                for (factor, change) in own.into_iter().flatten().zip(&change) {
+                for (factor, change) in own.iter_mut().zip(&change) {
                     *factor *= change;
                 }
             }
+        }
+        for (row, main) in self.rows.iter_mut().zip(mains) {
+            row.main = main;
         }
     }
 
     /// Gives a class that was not seen before an index at once.
     fn score_new(&mut self, class: ClassNumber) {
-        let (global, factors, widths) = (self.global, self.factors, self.widths);
+        let factors = self.factors;
         if let Some(row) = self.row_mut(class) {
             row.main = product(row.features, &factors);
-            let factor = class_factor(row);
-            score(row, &global, factor, 0.0, &widths, &mut Vec::new());
+            row.factor = class_factor(row);
+        }
+        if let Some(row) = self.row(class) {
+            let scored = score(row, &self.global, row.factor, 0.0, &self.widths);
+            if let Some(row) = self.row_mut(class) {
+                (row.index, row.within_hour) = scored;
+            }
         }
     }
 }
@@ -340,6 +384,20 @@ impl Row {
             older += hits + gone + float(*waiting);
             *reached = older;
         }
+    }
+
+    /// Makes what was seen count less than what will be.
+    fn decay(&mut self) {
+        for value in self.hits.iter_mut().chain(&mut self.gone) {
+            *value *= DECAY;
+        }
+        self.is_due = false;
+    }
+}
+
+fn add(sums: &mut Bins, more: &Bins) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum += more;
     }
 }
 
@@ -369,15 +427,9 @@ fn class_factor(row: &Row) -> f32 {
     row.main * seen
 }
 
-/// Computes a class's hazards, and from them its index at the beginning of each bin.
-fn score(
-    row: &mut Row,
-    global: &Bins,
-    factor: f32,
-    weight: f32,
-    widths: &Bins,
-    hull: &mut Vec<(f32, f32)>,
-) {
+/// A class's hazards, and from them its index at the beginning of each bin and the probability of a
+/// use within an hour.
+fn score(row: &Row, global: &Bins, factor: f32, weight: f32, widths: &Bins) -> (Bins, f32) {
     let mut hazards = [0.0_f32; BINS];
     let counts = row.hits.iter().zip(&row.reached).zip(global);
     for (own, ((hits, reached), hazard)) in hazards.iter_mut().zip(counts) {
@@ -385,7 +437,9 @@ fn score(
         let seen = (hits * weight + BIN_PSEUDO) / (reached * weight * prior + BIN_PSEUDO);
         *own = (prior * seen).clamp(0.0, 0.95);
     }
-    row.within_hour = index::compute(&hazards, widths, &mut row.index, hull);
+    let mut index = [0.0; BINS];
+    let within_hour = index::compute(&hazards, widths, &mut index);
+    (index, within_hour)
 }
 
 #[expect(clippy::as_conversions, clippy::cast_precision_loss, reason = "counts")]
@@ -432,6 +486,47 @@ mod tests {
         for age in ages.chain([u32::MAX]) {
             let begun = (0..BINS).take_while(|bin| table.start(*bin) <= age).count();
             assert_eq!(table.bin(age) + 1, begun, "{age}");
+        }
+    }
+
+    #[test]
+    fn a_class_that_is_asked_for_late_has_the_index_of_the_refresh_before() {
+        let (mut early, mut late) = (Table::new(), Table::new());
+        let class_of = |turn| {
+            let features = [turn, 1, 2, 0, 1, 0, 0];
+            Features(features)
+        };
+        for round in 0..40_u32 {
+            for turn in 0..5_u8 {
+                let blocks = 1 + (round + u32::from(turn)) % 7;
+                for table in [&mut early, &mut late] {
+                    let class = table.class(class_of(turn));
+                    table.begin(class, blocks + 2);
+                    if round % 3 > 0 && round % 5 == u32::from(turn) {
+                        table.hit(class, 0, round * 50, blocks);
+                    } else if round % 4 == 0 && turn > 0 {
+                        table.forget(class, 0, round * 300, 1);
+                    }
+                }
+            }
+            early.refresh();
+            (0..5).for_each(|class| early.settle(class));
+            late.refresh();
+            if round % 6 == 0 {
+                let class = ClassNumber::try_from(round % 5).unwrap();
+                let bits = |table: &mut Table| table.index(class, 90).to_bits();
+                assert_eq!(bits(&mut early), bits(&mut late), "{round}");
+            }
+        }
+        assert!(early.is_ready());
+        for class in 0..5 {
+            let hour = |table: &Table| table.within_hour(class).map(f32::to_bits);
+            assert_eq!(hour(&early), hour(&late));
+            for age in [0, 17, 400, 90_000, u32::MAX] {
+                let bits = |table: &mut Table| table.index(class, age).to_bits();
+                assert_eq!(bits(&mut early), bits(&mut late), "{class} {age}");
+            }
+            assert!(hour(&late).is_some());
         }
     }
 }

@@ -5,7 +5,8 @@
 //! half-way splits it.
 
 use super::table::ClassNumber;
-use crate::chunked::Chunked;
+use super::vacant::Vacant;
+use crate::chunked::{Chunked, LARGE_BITS};
 use crate::eviction::EntryId;
 use crate::eviction::by_tag::ByTag;
 use crate::eviction::links::{Links, NONE};
@@ -14,7 +15,15 @@ use crate::eviction::request::Tag;
 use crate::sys::prefetch::prefetch;
 
 /// Ghosts of a run that are asked for before they go.
-const GHOSTS_AHEAD: usize = 32;
+const GHOSTS_AHEAD: u32 = 32;
+
+/// Blocks of a run that are asked for before the last one is looked at.
+const BLOCKS_AHEAD: u32 = 32;
+/// Blocks of which the first and the last byte lie in three lines of the processor's caches at most.
+const BLOCKS_OF_LINE: u32 = 2;
+
+/// Runs that are in one piece of memory, as a power of two.
+const RUN_BITS: u32 = 16;
 
 /// A key: 24 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +107,10 @@ impl Run {
     }
 }
 
-impl Entries for Chunked<Run> {
+/// Runs by number.
+pub(super) type Runs = Chunked<Run, RUN_BITS>;
+
+impl Entries for Runs {
     fn moved(&mut self, number: u32, place: Place) {
         if let Some(run) = self.get_mut(number) {
             run.by_age = place;
@@ -109,15 +121,19 @@ impl Entries for Chunked<Run> {
 /// Blocks and runs by number.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    blocks: Chunked<Block>,
-    free_blocks: Vec<u32>,
-    runs: Chunked<Run>,
+    blocks: Chunked<Block, LARGE_BITS>,
+    free_blocks: Vacant,
+    runs: Runs,
     free_runs: Vec<u32>,
     by_tag: ByTag,
     used: usize,
 }
 
-fn tag_at(blocks: &Chunked<Block>, number: u32) -> Tag {
+fn at(count: u32) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+fn tag_at(blocks: &Chunked<Block, LARGE_BITS>, number: u32) -> Tag {
     blocks.get(number).map_or(Tag(0), |block| block.tag)
 }
 
@@ -138,7 +154,7 @@ impl Tree {
         self.runs.get_mut(number)
     }
 
-    pub(super) const fn runs_mut(&mut self) -> &mut Chunked<Run> {
+    pub(super) const fn runs_mut(&mut self) -> &mut Runs {
         &mut self.runs
     }
 
@@ -179,9 +195,18 @@ impl Tree {
     pub(super) fn prefetch_end(&self, number: u32) {
         if let Some(run) = self.runs.get(number) {
             prefetch(self.blocks.get(run.tail));
-            prefetch(self.blocks.get(run.live_tail));
+            self.prefetch_up_to(run.live_tail, run.live);
             prefetch(self.runs.get(run.by_class.warmer()));
             prefetch(self.runs.get(run.parent));
+        }
+    }
+
+    /// Fetches a block and those before it, as far as they lie side by side.
+    fn prefetch_up_to(&self, number: u32, count: u32) {
+        let mut at = number;
+        for _ in 0..count.min(BLOCKS_AHEAD).div_ceil(BLOCKS_OF_LINE) {
+            prefetch(self.blocks.get(at));
+            at = at.wrapping_sub(BLOCKS_OF_LINE);
         }
     }
 
@@ -191,6 +216,22 @@ impl Tree {
             prefetch(self.runs.get(run.by_class.colder()));
             prefetch(self.runs.get(run.by_class.warmer()));
         }
+    }
+
+    /// Fetches a block that is about to be made, if nothing stands between.
+    pub(super) fn prefetch_free_block(&self, after: u32) {
+        let number = self.free_blocks.peek().saturating_add(after);
+        prefetch(self.blocks.get(number));
+    }
+
+    /// The runs of a path, in order.
+    pub(super) fn runs_of<'a>(&'a self, path: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
+        let mut before = NONE;
+        path.iter().filter_map(move |number| {
+            let run = self.blocks.get(*number)?.run;
+            let is_next = core::mem::replace(&mut before, run) != run;
+            is_next.then_some(run)
+        })
     }
 
     /// Fetches a run.
@@ -207,21 +248,22 @@ impl Tree {
         let number = self.put_block(block);
         if named {
             let blocks = &self.blocks;
-            self.by_tag
-                .insert(block.tag, number, |at| tag_at(blocks, at));
+            let tag_of = |number| tag_at(blocks, number);
+            let ask = |number| prefetch(blocks.get(number));
+            self.by_tag.insert(block.tag, number, tag_of, ask);
         }
         number
     }
 
     /// Makes a block that is found by its tag, unless the tag has one.
     pub(super) fn add_new_block(&mut self, block: Block) -> Option<u32> {
-        let known = self.find(block.tag, NONE).is_some();
+        let known = !self.by_tag.is_new(block.tag) && self.find(block.tag, NONE).is_some();
         (!known).then(|| self.add_block(block, true))
     }
 
     fn put_block(&mut self, block: Block) -> u32 {
         self.used += 1;
-        if let Some(number) = self.free_blocks.pop() {
+        if let Some(number) = self.free_blocks.take() {
             if let Some(place) = self.blocks.get_mut(number) {
                 *place = block;
             }
@@ -241,7 +283,7 @@ impl Tree {
         block.run = NONE;
         block.entry = NONE;
         self.by_tag.remove(tag, number);
-        self.free_blocks.push(number);
+        self.free_blocks.put(number);
         self.used = self.used.saturating_sub(1);
     }
 
@@ -300,10 +342,32 @@ impl Tree {
     /// them.
     pub(super) fn prefetch_ghosts(&self, number: u32) {
         if let Some(run) = self.runs.get(number) {
-            for tag in self.tags_from(run.tail, run.live_tail).take(GHOSTS_AHEAD) {
+            for tag in self
+                .tags_from(run.tail, run.live_tail)
+                .take(at(GHOSTS_AHEAD))
+            {
                 self.prefetch_tag(tag);
             }
-            self.prefetch_end(run.by_class.warmer());
+            self.prefetch_ghost_end(run.by_class.warmer());
+        }
+    }
+
+    /// Fetches the places of the tags that [`Tree::prefetch_ghosts`] left out.
+    pub(super) fn prefetch_more_ghosts(&self, run: &Run) {
+        if run.len.saturating_sub(run.live) > GHOSTS_AHEAD {
+            let tags = self.tags_from(run.tail, run.live_tail);
+            for tag in tags.skip(at(GHOSTS_AHEAD)) {
+                self.prefetch_tag(tag);
+            }
+        }
+    }
+
+    /// Fetches the ghosts at the end of a run that was fetched before, and the run that comes next.
+    fn prefetch_ghost_end(&self, number: u32) {
+        if let Some(run) = self.runs.get(number) {
+            self.prefetch_up_to(run.tail, run.len.saturating_sub(run.live));
+            prefetch(self.runs.get(run.by_class.warmer()));
+            prefetch(self.runs.get(run.parent));
         }
     }
 
@@ -318,7 +382,8 @@ impl Tree {
     pub(super) fn memory_bytes(&self) -> usize {
         self.blocks.memory_bytes()
             + self.runs.memory_bytes()
-            + (self.free_blocks.capacity() + self.free_runs.capacity()) * size_of::<u32>()
+            + self.free_blocks.memory_bytes()
+            + self.free_runs.capacity() * size_of::<u32>()
             + self.by_tag.memory_bytes()
     }
 }

@@ -89,7 +89,7 @@ impl Th {
         self.queues
             .advance(&mut self.tree, &mut self.table, self.now);
         self.queues
-            .rebuild(&self.tree, &self.table, rows, self.now, budget);
+            .rebuild(&self.tree, &mut self.table, rows, self.now, budget);
     }
 
     /// Whether a candidate is what it was when it was found. One that is not is followed by what
@@ -106,7 +106,7 @@ impl Th {
             return true;
         }
         let (class, bin) = (candidate.class, candidate.bin);
-        let next = leaves.candidate(&self.tree, &self.table, class, bin, self.now);
+        let next = leaves.candidate(&self.tree, &mut self.table, class, bin, self.now);
         if let Some(next) = next.filter(|next| !search.seen.contains(&next.run)) {
             leaves.candidates.push(next);
         }
@@ -158,12 +158,12 @@ impl Th {
     }
 
     /// Adds a run that comes next if those before it go.
-    fn push_later(&self, number: u32, search: &mut Search) {
+    fn push_later(&mut self, number: u32, search: &mut Search) {
         let Some(run) = self.tree.run(number) else {
             return;
         };
         let later = Candidate {
-            score: score(&self.table, run, self.now),
+            score: score(&mut self.table, run, self.now),
             last: run.last,
             run: number,
             later: true,
@@ -175,7 +175,7 @@ impl Th {
     }
 
     /// Adds the run above one that would go, if it would be a leaf then.
-    fn push_parent(&self, parent: u32, search: &mut Search) {
+    fn push_parent(&mut self, parent: u32, search: &mut Search) {
         let mut number = parent;
         while let Some(run) = self.tree.run(number).copied() {
             let lost = search.lost.entry(number).or_insert(0);

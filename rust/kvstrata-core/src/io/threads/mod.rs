@@ -139,7 +139,11 @@ impl Threads {
         for number in 0..counts.all() {
             match engine.start_thread() {
                 Ok(()) => {}
-                Err(_) if number > 0 => break,
+                Err(_) if number > 0 => {
+                    let per_file = per_file_of(number);
+                    engine.shared.intake.lock().queue.limit_per_file(per_file);
+                    break;
+                }
                 Err(error) => return Err(unavailable(error)),
             }
         }
@@ -230,5 +234,29 @@ impl Engine for Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// How many of so many threads may work on one file, where no more could be started.
+const fn per_file_of(threads: usize) -> usize {
+    let four_fifths = threads.saturating_mul(4) / 5;
+    if four_fifths == 0 { 1 } else { four_fifths }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_few_threads_can_be_started_some_are_left_for_other_files_too() {
+        for threads in 2..=THREADS_MAX * 2 {
+            let counts = ThreadCounts {
+                working: per_file_of(threads),
+                replacements_max: 0,
+            };
+            assert!(counts.per_file() < threads && counts.all() <= threads);
+            assert!(counts.all() + 1 >= threads, "{threads} threads");
+        }
+        assert_eq!(per_file_of(1), 1);
     }
 }

@@ -174,6 +174,11 @@ impl Driver {
             && begun_bytes < TURN_BYTES
             && let Some(operation) = self.shared.next_operation()
         {
+            if operation.has_prelude() && operation.bytes() >= TURN_BYTES {
+                // The device has what was begun before meanwhile.
+                let entered = self.ring.submit();
+                self.entered(entered);
+            }
             begun_bytes = begun_bytes.saturating_add(self.begin(operation, now));
         }
         if begun_bytes > 0 {
