@@ -569,8 +569,8 @@ def collect_garbage(
     Engines may go on meanwhile. Returns ``removed_rows``, ``removed_bytes``, ``failed_rows``,
     ``last_error``, ``kept_rows``, ``kept_bytes``, ``emptied``: names of namespaces without rows,
     ``odd_names``: objects that are nobody's, and ``ended``: ``"done"``, ``"time limit"`` or
-    ``"not listed to the end"``. Raises ``ConfigError`` (also a ``ValueError``) when it cannot; what a
-    signal's handler raises, such as ``KeyboardInterrupt``, has what was done so far as its
+    ``"not listed to the end"``. Raises ``ConfigError`` (also a ``ValueError``) when it cannot; what
+    a signal's handler raises, such as ``KeyboardInterrupt``, has what was done so far as its
     attribute ``report``.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 _SCHEMES = ("file:", "s3:", "gs:", "az:", "memory:")
@@ -17,6 +18,15 @@ def directory(text: str) -> Path:
     if (is_url and not (scheme == "file" and rest.startswith("/"))) or not text.strip():
         raise ValueError(f"{text!r}: {EXPECTED}")
     return Path(rest if is_url else text)
+
+
+def unusable(path: Path, error: OSError) -> str:
+    """Why a place cannot be read, in one line; whom it belongs to, where this user may not."""
+    told = f"{path} cannot be read: {error.strerror}"
+    if isinstance(error, PermissionError):
+        with contextlib.suppress(OSError):
+            told += f"; run this as its owner, uid {path.stat().st_uid}, or as root"
+    return told
 
 
 def doubt(text: str) -> str | None:

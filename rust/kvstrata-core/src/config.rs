@@ -142,8 +142,12 @@ pub(crate) fn shown(url: &str) -> String {
 /// [`crate::error::ErrorKind::Config`] for an empty location, a `file://` URL with a host or a
 /// relative path, other schemes, and a path that is hardly meant.
 pub fn parse_url(url: &str) -> Result<PathBuf> {
+    let refused = |why| Error::config(format!("url: {:?}: {why}", shown(url)));
     let path = match url.split_once("://") {
-        Some(("file", rest)) if rest.starts_with('/') => rest.to_owned(),
+        Some(("file", rest)) if rest.starts_with('/') => match doubt(rest) {
+            Some(doubt) => return Err(refused(doubt)),
+            None => rest.to_owned(),
+        },
         Some(("file", _)) => {
             return Err(Error::config(format!(
                 "url: {:?} names a host or a relative path; write file:///absolute/path",
@@ -152,14 +156,13 @@ pub fn parse_url(url: &str) -> Result<PathBuf> {
         }
         Some(_) => {
             return Err(Error::config(format!(
-                "url: the scheme of {:?} is not supported; a path or file:// is",
+                "url: the scheme of {:?} is not supported; a path, file://, s3://, gs://, az:// and \
+                 memory:// are",
                 shown(url)
             )));
         }
         None => match doubt(url) {
-            Some(doubt) => {
-                return Err(Error::config(format!("url: {:?}: {doubt}", shown(url))));
-            }
+            Some(doubt) => return Err(refused(doubt)),
             None => url.to_owned(),
         },
     };
@@ -258,14 +261,20 @@ impl TierOptions {
                 self.share_mode
             )));
         }
-        if self.deadline.is_zero() || self.deadline > DEADLINE_MAX {
-            return Err(Error::config(format!(
-                "deadline_s: {:?} is outside 0 (excluded) to {DEADLINE_MAX:?}",
-                self.deadline
-            )));
-        }
-        Ok(())
+        check_deadline(self.deadline)
     }
+}
+
+/// Refuses a deadline that nothing could keep, or that nobody would wait for.
+pub(crate) fn check_deadline(deadline: Duration) -> Result<()> {
+    if !deadline.is_zero() && deadline <= DEADLINE_MAX {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "deadline_s: {} is not more than 0 and at most {} seconds",
+        deadline.as_secs_f64(),
+        DEADLINE_MAX.as_secs()
+    )))
 }
 
 #[cfg(test)]
@@ -362,6 +371,7 @@ mod tests {
             "memory:",
             " /kv",
             "/kv\n",
+            "file:///kv ",
         ] {
             assert!(
                 parse_url(wrong)

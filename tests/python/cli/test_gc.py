@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import mmap
@@ -191,22 +192,22 @@ def test_a_directory_says_what_was_removed_before_it_was_interrupted(
     stored(str(tmp_path), "m", 100, capacity=8 << 20, min_free=0)
     files = len(list(tmp_path.glob("*/rows/g0/*.rows")))
     assert files >= 2
-    removed = directory._removed
+    remove = directory._remove
 
-    def interrupted(file: directory.RowFile) -> bool:
-        monkeypatch.setattr(directory, "_removed", interrupt)
-        return removed(file)
+    def interrupted(file: directory.RowFile) -> str | None:
+        monkeypatch.setattr(directory, "_remove", interrupt)
+        return remove(file)
 
-    def interrupt(_: directory.RowFile) -> bool:
+    def interrupt(_: directory.RowFile) -> str | None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(directory, "_removed", interrupted)
+    monkeypatch.setattr(directory, "_remove", interrupted)
     assert main(["gc", "--json", str(tmp_path), "--capacity", "0"]) == 130
     output = capsys.readouterr()
     assert output.err == "kvstrata gc: interrupted\n"
     told = json.loads(output.out)
     assert (told["removed_rows"], told["kept_rows"]) == (1, files - 1)
-    monkeypatch.setattr(directory, "_removed", removed)
+    monkeypatch.setattr(directory, "_remove", remove)
     assert main(["gc", "--json", str(tmp_path), "--capacity", "0", "--time-limit", "0s"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["ended"], told["removed_rows"]) == ("time limit", 0)
@@ -276,3 +277,39 @@ def test_a_capacity_beyond_any_number_of_bytes_keeps_all(
     assert (told["removed_rows"], told["kept_rows"] > 0) == (0, True)
     url = f"memory://gc-{time.monotonic_ns()}/large"
     assert report_of(capsys, url, "--capacity", f"{10**20}PiB")["removed_rows"] == 0
+
+
+def test_what_is_told_is_what_was_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(str(tmp_path), "m", 1, capacity=1 << 20, min_free=0)
+    arguments = ["gc", str(tmp_path), "--capacity", "0"]
+    assert main([*arguments, "--dry-run"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("would remove 1 row file, ")
+    assert told[1] == "would keep 0 row files, 0 B"
+    assert told[2].startswith("would be empty: m-")
+
+    def refuse(self: Path, *, missing_ok: bool) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr("pathlib.Path.unlink", refuse)
+        assert main(arguments) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "removed 0 row files, 0 B"
+    assert told[2].startswith(f"could not remove 1 row file ({tmp_path}")
+    assert told[2].endswith(".rows: Operation not permitted)")
+    assert main(arguments) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("removed 1 row file, ")
+    assert told[2].startswith("empty now: m-")
+
+
+def test_a_prefix_without_rows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"memory://gc-{time.monotonic_ns()}/prefix"
+    stored(url, "m", 1)
+    for place, told in ((url, ""), (f"{url}x", f"kvstrata gc: no rows lie below {url}x\n")):
+        assert main(["gc", place, "--older-than", "1d", "--json"]) == 0
+        printed = capsys.readouterr()
+        assert (json.loads(printed.out)["unit"], printed.err) == ("rows", told)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -162,9 +164,28 @@ def test_what_cannot_be_listed_ends_with_status_two(
         assert told in capsys.readouterr().err
     assert entry.main(["ls", str(root), "--diff", "m", "n"]) == 2
     assert "stands for 0" in capsys.readouterr().err
+    assert entry.main(["ls", "--diff", str(root), str(root)]) == 2
+    told = capsys.readouterr().err
+    assert f"{root} is no namespace: it has no namespace.json; `kvstrata ls {root}`" in told
+    assert entry.main(["ls", "--diff", str(root / "absent"), str(root)]) == 2
+    assert capsys.readouterr().err == f"kvstrata ls: {root / 'absent'} is not there\n"
     with pytest.raises(SystemExit) as ended:
         entry.main(["ls"])
     assert ended.value.code == 2
+
+
+def test_a_root_of_another_user_is_told_to_be_so(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("kvstrata.cli.ls.inventory.os.scandir", refuse)
+    assert entry.main(["ls", str(root)]) == 2
+    assert capsys.readouterr().err == (
+        f"kvstrata ls: {root} cannot be read: Permission denied; run this as its owner, "
+        f"uid {os.geteuid()}, or as root\n"
+    )
 
 
 def test_a_url_names_the_directory_that_a_tier_would_open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -191,8 +192,23 @@ def test_a_recording_that_is_named_twice_counts_once(
 def test_a_directory_without_recordings_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = ["--out", str(tmp_path / "t")]
+    assert entry.main(["record", str(tmp_path), *out]) == 2
+    assert f"no recordings in {tmp_path} (files that end with .kvrec)" in capsys.readouterr().err
+    absent = tmp_path / "absent"
+    assert entry.main(["record", str(absent), *out]) == 2
+    assert capsys.readouterr().err == f"kvstrata record: {absent}: No such file or directory\n"
+
+
+def test_a_directory_that_may_not_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
     assert entry.main(["record", str(tmp_path), "--out", str(tmp_path / "t")]) == 2
-    assert "no recordings there" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"kvstrata record: {tmp_path}: Permission denied\n"
 
 
 def test_a_place_may_be_a_file_url_and_a_path_that_is_hardly_meant_is_told(

@@ -118,10 +118,12 @@ def run(options: argparse.Namespace) -> int:
         print("kvstrata gc: interrupted", file=sys.stderr)
         so_far = getattr(interrupt, "report", None)
         if so_far is not None:
-            _print(so_far, options)
+            _print({"unit": "rows", **so_far}, options)
         return EXIT_INTERRUPTED
     if report["ended"] != "done":
         print(f"kvstrata gc: not done: {report['ended']}", file=sys.stderr)
+    elif not any(report[f"{what}_rows"] for what in ("removed", "kept", "failed")):
+        print(f"kvstrata gc: no rows lie below {options.url}", file=sys.stderr)
     _print(report, options)
     return EXIT_FAILED if report["failed_rows"] or report["ended"] != "done" else 0
 
@@ -152,7 +154,7 @@ def _collect(options: argparse.Namespace) -> dict[str, Any]:
         what["deadline_s"] = options.deadline
     if options.allow_http:
         what["allow_http"] = True
-    return kvstrata.collect_garbage(options.url, **what)
+    return {"unit": "rows", **kvstrata.collect_garbage(options.url, **what)}
 
 
 def _check_directory(options: argparse.Namespace) -> None:
@@ -175,16 +177,24 @@ def _by_option(message: str) -> str:
 
 
 def _told(report: dict[str, Any], *, dry_run: bool) -> str:
-    verb = "would remove" if dry_run else "removed"
-    what = report.get("unit", "rows")
+    removed, kept, emptied = (
+        ("would remove", "would keep", "would be empty")
+        if dry_run
+        else ("removed", "kept", "empty now")
+    )
     lines = [
-        f"{verb} {report['removed_rows']} {what}, {size(report['removed_bytes'])}",
-        f"kept {report['kept_rows']} {what}, {size(report['kept_bytes'])}",
+        f"{removed} {_count(report, 'removed_rows')}, {size(report['removed_bytes'])}",
+        f"{kept} {_count(report, 'kept_rows')}, {size(report['kept_bytes'])}",
     ]
-    lines += [f"empty now: {name}" for name in report["emptied"]]
+    lines += [f"{emptied}: {name}" for name in report["emptied"]]
     if report["failed_rows"]:
         why = f" ({report['last_error']})" if report["last_error"] else ""
-        lines.append(f"could not remove {report['failed_rows']} {what}{why}")
+        lines.append(f"could not remove {_count(report, 'failed_rows')}{why}")
     if report["odd_names"]:
         lines.append(f"left alone {report['odd_names']} objects whose names are not ours")
     return "\n".join(lines)
+
+
+def _count(report: dict[str, Any], name: str) -> str:
+    count, unit = report[name], report["unit"]
+    return f"{count} {unit.removesuffix('s') if count == 1 else unit}"

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvstrata import places
 from kvstrata.cli.ls import inventory
 
 if TYPE_CHECKING:
@@ -64,12 +65,16 @@ def collect(
         files = list(_row_files(root))
         goes = _chosen(files, capacity, older_than_s, time.time())
         gone: list[RowFile] = []
-        failed: list[RowFile] = []
+        failed: list[str] = []
         try:
             for file in goes:
                 if until is not None and time.monotonic() >= until:
                     return _report(files, gone, failed, "time limit")
-                (gone if dry_run or _removed(file) else failed).append(file)
+                why = None if dry_run else _remove(file)
+                if why is None:
+                    gone.append(file)
+                else:
+                    failed.append(why)
         except KeyboardInterrupt as interrupt:
             interrupt.report = _report(files, gone, failed, "interrupted")  # type: ignore[attr-defined]
             raise
@@ -77,7 +82,7 @@ def collect(
 
 
 def _report(
-    files: list[RowFile], gone: list[RowFile], failed: list[RowFile], ended: str
+    files: list[RowFile], gone: list[RowFile], failed: list[str], ended: str
 ) -> dict[str, Any]:
     removed = {file.path for file in gone}
     kept = [file for file in files if file.path not in removed]
@@ -87,7 +92,7 @@ def _report(
         "removed_rows": len(gone),
         "removed_bytes": sum(file.bytes for file in gone),
         "failed_rows": len(failed),
-        "last_error": None,
+        "last_error": failed[-1] if failed else None,
         "kept_rows": len(kept),
         "kept_bytes": sum(file.bytes for file in kept),
         "emptied": sorted({file.namespace for file in gone} - left),
@@ -105,7 +110,7 @@ def _locked(root: Path) -> Iterator[None]:
         message = f"{root} is not a directory of a tier: it has no {LOCK}"
         raise UnusableError(message) from error
     except OSError as error:
-        message = f"{root / LOCK} cannot be opened: {error.strerror}"
+        message = places.unusable(root / LOCK, error)
         raise UnusableError(message) from error
     try:
         try:
@@ -158,11 +163,10 @@ def _chosen(
     return goes
 
 
-def _removed(file: RowFile) -> bool:
+def _remove(file: RowFile) -> str | None:
+    """Remove one file; returns why it is still there."""
     try:
-        file.path.unlink()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+        file.path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"{file.path}: {error.strerror}"
+    return None

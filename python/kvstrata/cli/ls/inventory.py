@@ -98,7 +98,7 @@ def take(root: Path) -> Inventory:
     try:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except OSError as error:
-        raise UnreadableError(str(error)) from error
+        raise UnreadableError(places.unusable(root, error)) from error
     for entry in entries:
         if entry.name == LOCK_NAME:
             continue
@@ -126,8 +126,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
             text = opened.read(_MANIFEST_BYTES_MAX + 1)
         stored = json.loads(text) if len(text) <= _MANIFEST_BYTES_MAX else None
+    except FileNotFoundError as error:
+        msg = f"{path} is not there"
+        if file != path:
+            msg = (
+                f"{path} is no namespace: it has no {MANIFEST_NAME}; "
+                f"`kvstrata ls {path}` lists those in it"
+            )
+        raise UnreadableError(msg) from error
     except OSError as error:
-        msg = f"{file}: {error.strerror}"
+        msg = places.unusable(file, error)
         raise UnreadableError(msg) from error
     except (ValueError, RecursionError) as error:
         msg = f"{file} was cut or edited: {error}"

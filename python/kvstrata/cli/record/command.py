@@ -62,8 +62,11 @@ def run(options: argparse.Namespace) -> int:
             found.add(path)
         found.check()
         merge.write(options.out, found.lines(options.name or options.out.name.split(".")[0]))
-    except (merge.UnreadableError, OSError) as error:
+    except merge.UnreadableError as error:
         print(f"kvstrata record: {error}", file=sys.stderr)
+        return EXIT_WRONG
+    except OSError as error:
+        print(f"kvstrata record: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_WRONG
     blocks = {digest for request in found.requests for digest in request.path}
     torn = f"; {found.torn} unfinished lines were left out" if found.torn else ""

@@ -138,11 +138,14 @@ def files_of(places: Iterable[Path]) -> list[Path]:
     :class:`UnreadableError` where there are none.
     """
     found: list[Path] = []
-    for place in places:
-        named = sorted(place.glob(f"*{recording.SUFFIX}")) if place.is_dir() else [place]
+    given = list(places)
+    for place in given:
+        inside = sorted(place.iterdir()) if place.is_dir() else None
+        named = [place] if inside is None else [p for p in inside if p.suffix == recording.SUFFIX]
         found += [path for path in named if not any(_is_same(path, other) for other in found)]
     if not found:
-        msg = "no recordings there (files that end with .kvrec)"
+        where = ", ".join(map(str, given))
+        msg = f"no recordings in {where} (files that end with {recording.SUFFIX})"
         raise UnreadableError(msg)
     return found
 

@@ -142,7 +142,10 @@ def _check(options: argparse.Namespace) -> None:
     """What would otherwise end the command after the first replays, which may take long."""
     for policy in _list(options.policy):
         if policy != OPTIMUM:
-            CacheOrder(policy, 1, tail_first=True)
+            try:
+                CacheOrder(policy, 1, tail_first=True)
+            except ConfigError as error:
+                raise ValueError(f"{error}, or {OPTIMUM}") from error
     for name in ("theta", "below_theta"):
         share = getattr(options, name)
         if share is not None and not 0 <= share <= 1:

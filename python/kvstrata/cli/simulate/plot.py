@@ -65,7 +65,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        msg = "a PNG is drawn with Pillow, which is not there: pip install 'kvstrata[plot]'"
+        msg = "a PNG is drawn with Pillow, which is not there: pip install pillow"
         raise ValueError(msg) from error
     return Image, ImageDraw, ImageFont
 

@@ -236,6 +236,9 @@ fn azure(options: &ObjectOptions, connector: Connector) -> Result<Store> {
     if let Some(endpoint) = &options.endpoint {
         builder = builder.with_endpoint(endpoint.clone());
     }
+    let has_account = builder
+        .get_config_value(&AzureConfigKey::AccountName)
+        .is_some();
     let store = builder
         .with_container_name(&options.location.bucket)
         .with_allow_http(options.allow_http)
@@ -243,7 +246,16 @@ fn azure(options: &ObjectOptions, connector: Connector) -> Result<Store> {
         .with_http_connector(connector)
         .with_retry(no_retries())
         .build()
-        .map_err(|error| wrong(options, &error))?;
+        .map_err(|error| {
+            if has_account {
+                wrong(options, &error)
+            } else {
+                Error::config(format!(
+                    "url: {}: AZURE_STORAGE_ACCOUNT_NAME is not set; it names the storage account",
+                    options.location
+                ))
+            }
+        })?;
     Ok(Arc::new(store))
 }
 

@@ -75,10 +75,7 @@ impl FileCredentials {
         let bytes = bytes
             .map_err(|error| format!("the credentials file {shown} cannot be read: {error}"))?;
         let text = String::from_utf8_lossy(&bytes);
-        parse(&text, &self.profile).ok_or_else(|| {
-            let profile = &self.profile;
-            format!("the credentials file {shown} has no keys of the profile {profile:?}")
-        })
+        parse(&text, &self.profile).map_err(|why| format!("the credentials file {shown} has {why}"))
     }
 }
 
@@ -192,29 +189,50 @@ fn places_of_s3(environment: &Environment, files: &NamedFiles) -> String {
     )
 }
 
-/// The keys of a profile of an INI file.
-fn parse(text: &str, profile: &str) -> Option<AwsCredential> {
-    let (mut within, mut key_id, mut secret_key, mut token) = (false, None, None, None);
+/// The keys of a profile of an INI file; an error says what it has instead.
+fn parse(text: &str, profile: &str) -> Result<AwsCredential, String> {
+    let (mut within, mut is_there) = (false, false);
+    let names = [
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_session_token",
+    ];
+    let mut values = names.map(|_| None);
     for line in text.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             within = name.trim() == profile;
+            is_there |= within;
         } else if let Some((name, value)) = line.split_once('=').filter(|_| within) {
-            // The client would panic at what cannot stand in a header.
-            let sound =
-                |value: &String| !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());
-            let value = Some(value.trim().to_owned()).filter(sound);
-            match name.trim() {
-                "aws_access_key_id" => key_id = value,
-                "aws_secret_access_key" => secret_key = value,
-                "aws_session_token" => token = value,
-                _ => {}
+            let (name, value) = (name.trim(), value.trim());
+            for (known, place) in names.iter().zip(&mut values) {
+                if *known == name {
+                    *place = Some(value).filter(|value| !value.is_empty());
+                }
             }
         }
     }
-    Some(AwsCredential {
-        key_id: key_id?,
-        secret_key: secret_key?,
-        token,
+    if !is_there {
+        return Err(format!("no profile {profile:?}"));
+    }
+    // The client would panic at what cannot stand in a header.
+    let sound = |value: &str| value.chars().all(|c| c.is_ascii_graphic());
+    for (name, value) in names.iter().zip(values) {
+        if value.is_some_and(|value| !sound(value)) {
+            return Err(format!(
+                "in {name} of the profile {profile:?} a space or another character that no header \
+                 of a request may have"
+            ));
+        }
+    }
+    let [key_id, secret_key, token] = values;
+    let needed = |value: Option<&str>, name| match value {
+        Some(value) => Ok(value.to_owned()),
+        None => Err(format!("no {name} in the profile {profile:?}")),
+    };
+    Ok(AwsCredential {
+        key_id: needed(key_id, names[0])?,
+        secret_key: needed(secret_key, names[1])?,
+        token: token.map(str::to_owned),
     })
 }
 
@@ -300,9 +318,33 @@ mod tests {
             ("C", Some("E"))
         );
         let strange = text.replace("=F", "=F\u{1}\naws_secret_access_key=G");
-        assert!(parse(&strange, "half").is_none());
-        assert!(parse(&strange.replace('\u{1}', ""), "half").is_some());
-        assert!(of("half").is_none() && of("none").is_none());
+        assert!(parse(&strange.replace('\u{1}', ""), "half").is_ok());
+        for (text, profile, told) in [
+            (
+                strange.as_str(),
+                "half",
+                "in aws_access_key_id of the profile",
+            ),
+            (
+                &text.replace("= E", "= E E"),
+                "other",
+                "in aws_session_token of",
+            ),
+            (
+                text,
+                "half",
+                "no aws_secret_access_key in the profile \"half\"",
+            ),
+            (
+                &text.replace("=B", "="),
+                "default",
+                "no aws_secret_access_key",
+            ),
+            (text, "none", "no profile \"none\""),
+        ] {
+            let why = parse(text, profile).unwrap_err();
+            assert!(why.starts_with(told), "{why}");
+        }
     }
 
     /// The time since its making, as it is told.

@@ -132,7 +132,8 @@ impl FailureKind {
             }
             Self::NoBucket => "there is no such bucket (404); create it or correct the URL",
             Self::Addressing => {
-                "the server does not find the bucket there; try the other addressing"
+                "the server does not find the bucket there; check its name, or try the other \
+                 addressing"
             }
             Self::Rejected => "the server does not take the request as it is",
             Self::ClockSkew => "this machine's clock differs too much from the server's",

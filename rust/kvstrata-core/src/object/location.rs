@@ -68,7 +68,12 @@ impl Location {
         }
         let wrong = |why: &str| Error::config(format!("url: {:?} {why}", shown(url)));
         if rest.contains(['?', '#', '\\', '\0']) {
-            return Err(wrong("contains a character that no name of ours has"));
+            return Err(wrong(
+                "or what follows it contains '?', '#', '\\' or NUL; write s3://bucket/prefix",
+            ));
+        }
+        if url.trim() != url {
+            return Err(wrong("begins or ends with a space"));
         }
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
@@ -144,6 +149,8 @@ mod tests {
             "s3://b/../x",
             "az://b/x?y",
             "s3://a b",
+            "s3://b/x ",
+            "s3://b/x\n",
         ] {
             assert!(Location::parse(url).is_err(), "{url}");
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::config::{DEADLINE_MAX, shown};
+use crate::config::{check_deadline, shown};
 use crate::error::{Error, Result};
 use crate::key::GroupId;
 use crate::namespace::Manifest;
@@ -133,19 +133,12 @@ impl ObjectOptions {
                 )));
             }
         }
-        if self.deadline.is_zero() || self.deadline > DEADLINE_MAX {
-            return Err(Error::config(format!(
-                "deadline_s: {:?} is outside 0 (excluded) to {DEADLINE_MAX:?}",
-                self.deadline
-            )));
-        }
+        check_deadline(self.deadline)?;
         if self.limits.requests_max == 0 {
             return Err(Error::config("requests_max: is 0; at least 1 is needed"));
         }
         if self.limits.bytes_in_flight_max == 0 {
-            return Err(Error::config(
-                "bytes_in_flight_max: is 0; at least 1 is needed",
-            ));
+            return Err(Error::config("in_flight_max: is 0; at least 1 is needed"));
         }
         self.check_headers()?;
         self.check_endpoint()?;

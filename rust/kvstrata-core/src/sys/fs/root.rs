@@ -64,14 +64,27 @@ fn create_missing(path: &Path, share: ShareMode) -> Result<()> {
 
 /// The error of a root that cannot be made because of `at`.
 fn cannot_create(path: &Path, at: &Path, errno: Errno) -> Error {
+    let (display, at, own) = (path.display(), at.display(), geteuid().as_raw());
     context(
         format!(
-            "root {} cannot be created at {}",
-            path.display(),
-            at.display()
+            "root {display} cannot be created at {at}{}",
+            by_whom(
+                errno,
+                &format!("make it for that user (as root: `install -d -m 700 -o {own} {display}`)")
+            )
         ),
         errno,
     )
+}
+
+/// Who may not use a place, and what can be done about it; nothing of other errors.
+fn by_whom(errno: Errno, remedy: &str) -> String {
+    if matches!(errno, Errno::ACCESS | Errno::PERM) {
+        let own = geteuid().as_raw();
+        format!(" by uid {own}; {remedy} or choose another directory")
+    } else {
+        String::new()
+    }
 }
 
 /// The error of a root that does not open; says what is there instead of a directory.
@@ -83,7 +96,10 @@ fn refused(path: &Path, errno: Errno) -> Error {
         Ok(FileType::Symlink) => format!(
             "root {display} is a symbolic link, which is not followed; name the directory itself"
         ),
-        Ok(FileType::Directory) | Err(_) => format!("root {display} cannot be opened"),
+        Ok(FileType::Directory) | Err(_) => {
+            let whose = by_whom(errno, "run as the user that it belongs to");
+            format!("root {display} cannot be opened{whose}")
+        }
         Ok(_) => format!("root {display} is not a directory"),
     };
     context(message, errno)
@@ -130,4 +146,31 @@ fn check_mode(path: &Path, stat: &Stat, share: ShareMode) -> Result<()> {
         path.display(),
         mode.as_raw_mode() & 0o7777
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_this_process_may_not_use_is_told_with_what_can_be_done() {
+        let path = Path::new("/var/kv");
+        let own = geteuid().as_raw();
+        for (error, remedy) in [
+            (refused(Path::new("/"), Errno::ACCESS), "run as the user"),
+            (cannot_create(path, path, Errno::ACCESS), "make it for that"),
+        ] {
+            let told = error.to_string();
+            assert!(
+                told.contains(&format!(" by uid {own}; {remedy} ")),
+                "{told}"
+            );
+            assert!(told.contains("Permission denied"), "{told}");
+        }
+        let told = cannot_create(path, path, Errno::ROFS).to_string();
+        assert!(
+            told.starts_with("root /var/kv cannot be created at /var/kv: Read-only"),
+            "{told}"
+        );
+    }
 }
