@@ -46,18 +46,18 @@ impl ArcVllm {
     }
 
     fn use_again(&mut self, entry: EntryId) {
-        if let Some(mark) = self.entries.accessed(entry) {
-            *mark = 0;
+        if let Some(record) = self.entries.accessed(entry) {
+            record.set_mark(0);
         }
         self.entries.move_to(entry, Which::Second);
     }
 
     /// Makes an entry the latest of its list: storing it is no use of it.
     fn renew(&mut self, entry: EntryId) {
-        let Some(mark) = self.entries.accessed(entry) else {
+        let Some(record) = self.entries.accessed(entry) else {
             return;
         };
-        *mark = 0;
+        record.set_mark(0);
         if let Some(which) = self.entries.which(entry) {
             self.entries.move_to(entry, which);
         }
@@ -166,9 +166,7 @@ impl EvictionPolicy for ArcVllm {
         if !self.entries.insert(entry, tag, placement, Which::First) {
             return;
         }
-        if let Some(mark) = self.entries.mark_mut(entry) {
-            *mark = FRESH;
-        }
+        self.entries.set_mark(entry, FRESH);
         self.entries_max = self.entries_max.max(self.entries.ledger.len());
         self.once.remove(tag);
         self.often.remove(tag);
@@ -179,9 +177,7 @@ impl EvictionPolicy for ArcVllm {
         if fresh && !self.entries.ledger.is_evictable(entry) {
             self.renew(entry);
             // Not used yet, whoever touches it next.
-            if let Some(mark) = self.entries.mark_mut(entry) {
-                *mark = FRESH;
-            }
+            self.entries.set_mark(entry, FRESH);
         } else {
             self.use_again(entry);
         }

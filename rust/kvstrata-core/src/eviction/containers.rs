@@ -37,6 +37,11 @@ pub(super) struct Containers {
 }
 
 impl Containers {
+    /// Whether the slot of one more container would be below a number.
+    pub(super) fn has_room(&self, end: Slot) -> bool {
+        usize::try_from(end).is_ok_and(|end| self.records.len() < end)
+    }
+
     /// Counts a new entry and returns the container's slot.
     pub(super) fn enter(&mut self, placement: Placement) -> Slot {
         let slot = match self.latest {

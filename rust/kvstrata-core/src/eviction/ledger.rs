@@ -1,36 +1,70 @@
 //! What every policy has to know of its entries: where each lies, who pins it, how many may go.
 
+use hashbrown::HashMap;
+
 use super::containers::{Containers, Slot};
 use super::{Class, ContainerId, EntryId, Placement};
 use crate::chunked::{Chunked, LARGE_BITS};
 use crate::sys::prefetch::prefetch;
 
-/// So many pins are not counted any more: the entry stays pinned for good.
-const PINS_LOST: u16 = u16::MAX;
-
 /// No container: the handle is unused.
-const ABSENT: Slot = Slot::MAX;
+const ABSENT: Slot = (1 << 28) - 1;
+/// Bits of [`Record::container`] above the slot.
+const LIST: u32 = 1 << 28;
+const MARK_SHIFT: u32 = 29;
+const MARK: u32 = 0b11 << MARK_SHIFT;
+const PINNED: u32 = 1 << 31;
 
-/// An entry: 12 bytes.
+/// An entry: 8 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    container: Slot,
-    /// The policy's own numbers of it.
+    /// The policy's own number of it.
     pub(super) node: u32,
-    pub(super) list: u8,
-    pub(super) mark: u8,
-    pins: u16,
+    /// The slot of its container, which list it is in, its mark, and whether it is pinned.
+    container: u32,
 }
 
-const _: () = assert!(size_of::<Record>() == 12);
+const _: () = assert!(size_of::<Record>() == 8);
 
 const NO_RECORD: Record = Record {
-    container: ABSENT,
     node: 0,
-    list: 0,
-    mark: 0,
-    pins: 0,
+    container: ABSENT,
 };
+
+impl Record {
+    const fn slot(self) -> Slot {
+        self.container & ABSENT
+    }
+
+    const fn is_there(self) -> bool {
+        self.slot() != ABSENT
+    }
+
+    const fn is_pinned(self) -> bool {
+        self.container & PINNED != 0
+    }
+
+    /// Which of two lists it is in.
+    pub(super) const fn is_in_second(self) -> bool {
+        self.container & LIST != 0
+    }
+
+    pub(super) const fn set_in_second(&mut self, is_in_second: bool) {
+        self.container &= !LIST;
+        if is_in_second {
+            self.container |= LIST;
+        }
+    }
+
+    /// A number of the policy's, of two bits.
+    pub(super) fn mark(self) -> u8 {
+        u8::try_from((self.container & MARK) >> MARK_SHIFT).unwrap_or(0)
+    }
+
+    pub(super) fn set_mark(&mut self, mark: u8) {
+        self.container = self.container & !MARK | u32::from(mark) << MARK_SHIFT & MARK;
+    }
+}
 
 /// What became of a pin or its return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +83,8 @@ pub(super) enum PinChange {
 pub(super) struct Ledger {
     records: Chunked<Record, LARGE_BITS>,
     containers: Containers,
+    /// Pins beyond the first of those entries that have them.
+    more_pins: HashMap<u32, u32>,
     evictable: Vec<usize>,
     tick: u64,
     length: usize,
@@ -56,9 +92,8 @@ pub(super) struct Ledger {
 
 impl Ledger {
     fn record(&self, entry: EntryId) -> Option<&Record> {
-        self.records
-            .get(entry.0)
-            .filter(|record| record.container != ABSENT)
+        let record = self.records.get(entry.0);
+        record.filter(|record| record.is_there())
     }
 
     /// Takes a new entry in. False for a handle that cannot be one, or that is taken.
@@ -66,7 +101,8 @@ impl Ledger {
         let Ok(index) = usize::try_from(entry.0) else {
             return false;
         };
-        if entry.0 == u32::MAX || self.record(entry).is_some() {
+        if entry.0 == u32::MAX || self.record(entry).is_some() || !self.containers.has_room(ABSENT)
+        {
             return false;
         }
         while self.records.len() <= index {
@@ -74,11 +110,7 @@ impl Ledger {
         }
         let container = self.containers.enter(placement);
         if let Some(record) = self.records.get_mut(entry.0) {
-            *record = Record {
-                container,
-                node,
-                ..NO_RECORD
-            };
+            *record = Record { node, container };
         }
         self.length += 1;
         let tick = self.next_tick();
@@ -90,12 +122,12 @@ impl Ledger {
     /// Forgets an entry; returns its node.
     pub(super) fn remove(&mut self, entry: EntryId) -> Option<u32> {
         let record = *self.record(entry)?;
-        if record.pins == 0
-            && let Some(class) = self.containers.class(record.container)
-        {
+        if record.is_pinned() {
+            self.more_pins.remove(&entry.0);
+        } else if let Some(class) = self.containers.class(record.slot()) {
             self.count(class, false);
         }
-        self.containers.leave(record.container, record.pins > 0);
+        self.containers.leave(record.slot(), record.is_pinned());
         if let Some(place) = self.records.get_mut(entry.0) {
             *place = NO_RECORD;
         }
@@ -116,10 +148,10 @@ impl Ledger {
                 continue;
             };
             let record = core::mem::replace(place, NO_RECORD);
-            debug_assert!(record.container != ABSENT && record.pins == 0, "a victim");
-            if record.container != container {
+            debug_assert!(record.is_there() && !record.is_pinned(), "a victim");
+            if record.slot() != container {
                 self.containers.leave_unpinned(container, left);
-                (container, left) = (record.container, 0);
+                (container, left) = (record.slot(), 0);
             }
             left += 1;
             gone(*entry, record);
@@ -139,7 +171,7 @@ impl Ledger {
     /// An entry, to change the policy's numbers of it.
     pub(super) fn get_mut(&mut self, entry: EntryId) -> Option<&mut Record> {
         let record = self.records.get_mut(entry.0)?;
-        (record.container != ABSENT).then_some(record)
+        record.is_there().then_some(record)
     }
 
     /// Fetches an entry: it will be looked at soon.
@@ -154,28 +186,28 @@ impl Ledger {
 
     /// The class of an entry.
     pub(super) fn class(&self, entry: EntryId) -> Option<Class> {
-        self.containers.class(self.record(entry)?.container)
+        self.containers.class(self.record(entry)?.slot())
     }
 
     /// Whether an entry is there and not pinned.
     pub(super) fn is_evictable(&self, entry: EntryId) -> bool {
-        self.record(entry).is_some_and(|record| record.pins == 0)
+        self.record(entry).is_some_and(|record| !record.is_pinned())
     }
 
     /// Tick of the last access to the entry's container: no earlier than the entry's own.
     pub(super) fn last_access(&self, entry: EntryId) -> Option<u64> {
         let record = self.record(entry)?;
-        self.containers.tick_of(record.container)
+        self.containers.tick_of(record.slot())
     }
 
     /// Notes an access to an entry, for the order of containers.
     pub(super) fn accessed(&mut self, entry: EntryId) -> Option<&mut Record> {
         let record = self.records.get_mut(entry.0)?;
-        if record.container == ABSENT {
+        if !record.is_there() {
             return None;
         }
         self.tick = self.tick.saturating_add(1);
-        self.containers.accessed(record.container, self.tick);
+        self.containers.accessed(record.slot(), self.tick);
         Some(record)
     }
 
@@ -186,17 +218,18 @@ impl Ledger {
 
     /// Pins an entry.
     pub(super) fn pin(&mut self, entry: EntryId) -> PinChange {
-        let Some(record) = self.record(entry).copied() else {
+        let Some(record) = self.get_mut(entry) else {
             return PinChange::None;
         };
-        if let Some(place) = self.records.get_mut(entry.0) {
-            place.pins = place.pins.saturating_add(1);
-        }
-        if record.pins > 0 {
+        if record.is_pinned() {
+            let more = self.more_pins.entry(entry.0).or_insert(0);
+            *more = more.saturating_add(1);
             return PinChange::None;
         }
-        self.containers.pinned(record.container);
-        if let Some(class) = self.containers.class(record.container) {
+        record.container |= PINNED;
+        let record = *record;
+        self.containers.pinned(record.slot());
+        if let Some(class) = self.containers.class(record.slot()) {
             self.count(class, false);
         }
         PinChange::Pinned(record.node)
@@ -204,20 +237,23 @@ impl Ledger {
 
     /// Takes a pin back.
     pub(super) fn unpin(&mut self, entry: EntryId) -> PinChange {
-        let Some(record) = self.record(entry).copied() else {
+        if !self.more_pins.is_empty()
+            && let Some(more) = self.more_pins.get_mut(&entry.0)
+        {
+            *more -= 1;
+            if *more == 0 {
+                self.more_pins.remove(&entry.0);
+            }
+            return PinChange::None;
+        }
+        let record = self.get_mut(entry).filter(|record| record.is_pinned());
+        let Some(record) = record else {
             return PinChange::None;
         };
-        if record.pins == 0 || record.pins == PINS_LOST {
-            return PinChange::None;
-        }
-        if let Some(place) = self.records.get_mut(entry.0) {
-            place.pins -= 1;
-        }
-        if record.pins > 1 {
-            return PinChange::None;
-        }
-        self.containers.unpinned(record.container);
-        if let Some(class) = self.containers.class(record.container) {
+        record.container &= !PINNED;
+        let record = *record;
+        self.containers.unpinned(record.slot());
+        if let Some(class) = self.containers.class(record.slot()) {
             self.count(class, true);
         }
         PinChange::Free(record.node)
@@ -259,20 +295,21 @@ impl Ledger {
             return None;
         }
         let all = (0..).zip(self.records.iter());
-        let own = all.filter(|(_, record)| record.container == slot);
+        let own = all.filter(|(_, record)| record.slot() == slot);
         Some(own.map(|(number, _)| EntryId(number)).collect())
     }
 
     /// All entries.
     pub(super) fn entries(&self) -> impl Iterator<Item = EntryId> + '_ {
         let all = (0..).zip(self.records.iter());
-        all.filter(|(_, record)| record.container != ABSENT)
+        all.filter(|(_, record)| record.is_there())
             .map(|(number, _)| EntryId(number))
     }
 
     /// Bytes of memory held.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.records.memory_bytes() + self.containers.memory_bytes()
+        let more_pins = self.more_pins.capacity() * size_of::<(u32, u32)>();
+        self.records.memory_bytes() + self.containers.memory_bytes() + more_pins
     }
 
     fn count(&mut self, class: Class, more: bool) {

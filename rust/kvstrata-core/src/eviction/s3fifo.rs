@@ -43,15 +43,13 @@ impl S3Fifo {
             Which::Second => 1,
         };
         while let Some(entry) = self.entries.next(class, which, walk) {
-            if let Some(uses) = self
-                .entries
-                .mark_mut(entry)
-                .filter(|uses| **uses >= uses_min)
-            {
-                *uses = match which {
+            let uses = self.entries.mark(entry);
+            if let Some(uses) = uses.filter(|uses| *uses >= uses_min) {
+                let left = match which {
                     Which::First => 0,
-                    Which::Second => *uses - 1,
+                    Which::Second => uses - 1,
                 };
+                self.entries.set_mark(entry, left);
                 self.entries.move_in_walk(entry, Which::Second);
             } else if self.entries.is_free(entry, protected) {
                 return Some(entry);
@@ -134,8 +132,8 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn access(&mut self, entry: EntryId) {
-        if let Some(uses) = self.entries.accessed(entry) {
-            *uses = uses.saturating_add(1).min(USES_MAX);
+        if let Some(record) = self.entries.accessed(entry) {
+            record.set_mark((record.mark() + 1).min(USES_MAX));
         }
     }
 

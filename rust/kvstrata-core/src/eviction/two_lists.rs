@@ -24,10 +24,11 @@ impl Which {
         }
     }
 
-    const fn of(number: u8) -> Self {
-        match number {
-            0 => Self::First,
-            _ => Self::Second,
+    const fn of(record: Record) -> Self {
+        if record.is_in_second() {
+            Self::Second
+        } else {
+            Self::First
         }
     }
 }
@@ -41,10 +42,10 @@ pub(super) struct Walk {
     lists: [OrderWalk; 2],
 }
 
-/// The entries: 20 bytes each, and 5 to 10 in their list.
+/// The entries: 16 bytes each, and 5 to 10 in their list.
 ///
-/// Of the ledger's numbers of an entry, `node` is its place, `list` which list it is in, and `mark`
-/// its uses, or any other small number of the policy.
+/// Of the ledger's numbers of an entry, `node` is its place, and the mark its uses, or any other
+/// small number of the policy.
 #[derive(Debug, Default)]
 pub(super) struct TwoLists {
     pub(super) ledger: Ledger,
@@ -96,12 +97,12 @@ impl TwoLists {
             && let Some(record) = self.ledger.get_mut(entry)
         {
             record.node = self.chunks.push_warmest(order, entry.0).number();
-            record.list = which.number();
+            record.set_in_second(which == Which::Second);
         }
     }
 
     fn leave(&mut self, class: Class, record: Record) {
-        let which = Which::of(record.list);
+        let which = Which::of(record);
         let pair = self.pairs.get_mut(usize::from(class.0));
         if let Some(order) = pair.and_then(|pair| pair.get_mut(usize::from(which.number()))) {
             self.chunks.remove(order, Place::of(record.node));
@@ -143,7 +144,7 @@ impl TwoLists {
         let (class, record) = (self.ledger.class(entry)?, *self.ledger.get(entry)?);
         self.ledger.remove(entry)?;
         self.leave(class, record);
-        Some((self.tag(entry)?, Which::of(record.list)))
+        Some((self.tag(entry)?, Which::of(record)))
     }
 
     /// Forgets victims of a class; `gone` is told the key of each and where it was.
@@ -158,7 +159,7 @@ impl TwoLists {
         };
         let (tags, chunks) = (&self.tags, &mut self.chunks);
         self.ledger.forget(class, victims, |entry, record| {
-            let which = Which::of(record.list);
+            let which = Which::of(record);
             if let Some(order) = pair.get_mut(usize::from(which.number())) {
                 chunks.remove(order, Place::of(record.node));
             }
@@ -182,25 +183,24 @@ impl TwoLists {
 
     /// Which list an entry is in.
     pub(super) fn which(&self, entry: EntryId) -> Option<Which> {
-        let record = self.ledger.get(entry)?;
-        Some(Which::of(record.list))
+        self.ledger.get(entry).map(|record| Which::of(*record))
     }
 
     /// The policy's small number of an entry.
     pub(super) fn mark(&self, entry: EntryId) -> Option<u8> {
-        self.ledger.get(entry).map(|record| record.mark)
+        self.ledger.get(entry).map(|record| record.mark())
     }
 
     /// The same, to change it.
-    pub(super) fn mark_mut(&mut self, entry: EntryId) -> Option<&mut u8> {
-        let record: &mut Record = self.ledger.get_mut(entry)?;
-        Some(&mut record.mark)
+    pub(super) fn set_mark(&mut self, entry: EntryId, mark: u8) {
+        if let Some(record) = self.ledger.get_mut(entry) {
+            record.set_mark(mark);
+        }
     }
 
-    /// Notes an access to an entry; returns the policy's small number of it, to change it.
-    pub(super) fn accessed(&mut self, entry: EntryId) -> Option<&mut u8> {
-        let record = self.ledger.accessed(entry)?;
-        Some(&mut record.mark)
+    /// Notes an access to an entry; returns it.
+    pub(super) fn accessed(&mut self, entry: EntryId) -> Option<&mut Record> {
+        self.ledger.accessed(entry)
     }
 
     /// Number of entries in a list.
