@@ -2,8 +2,11 @@
 //!
 //! A number is in the bucket of its tag, or in one of those behind it where that is full; a bucket
 //! is one line of the processor's caches and counts what had no room in it. Nothing is left behind
-//! by what is taken out, and growing is spread over the insertions that follow: no operation takes
-//! a time that grows with what is there, but for the making of an empty table.
+//! by what is taken out.
+//!
+//! Growing is spread over the insertions that follow: no operation takes a time that grows with what
+//! is there. The buckets are moved in their order, the last one first, from the end of one table to
+//! the end of another: at no time there is much more than one of them.
 //!
 //! The owner keeps the tags: it is asked whether a number is the one in question.
 
@@ -17,10 +20,16 @@ const SLOTS: usize = 12;
 /// Numbers of a bucket on average at which the table grows: few buckets are full then.
 const USED_SLOTS: usize = 7;
 /// The part by which it grows.
-const GROWTH: usize = 3;
+const GROWTH: usize = 12;
+/// Buckets that are moved at each insertion until all are.
+const MOVED_TOGETHER: usize = 4;
+/// Buckets behind the last home that have room, as a part of all: nothing but what had no room
+/// before is there.
+const SPARE_SHARE: usize = 64;
+const SPARE_MIN: usize = 8;
+/// Buckets of a large page.
+const PAGE_BUCKETS: usize = 1 << 15;
 
-/// Bytes of [`Bucket::prints`] that belong to slots.
-const PRINTS: u128 = (1 << (8 * SLOTS)) - 1;
 /// What had no room in a bucket is counted above its prints.
 const MISSED: u128 = 1 << (8 * SLOTS);
 
@@ -85,29 +94,55 @@ fn print_of(tag: Tag) -> u8 {
     u8::try_from(mixed(tag) >> 24 & 0xff).unwrap_or(1).max(1)
 }
 
+/// Buckets in the order of what their tags are mixed to, or in the opposite one.
 #[derive(Debug, Default)]
-struct Buckets(Vec<Bucket>);
+struct Buckets {
+    /// As far as anything was put there.
+    all: Vec<Bucket>,
+    /// Buckets in which tags are at home.
+    homes: usize,
+    /// What turns the order round, or 0.
+    turned: u64,
+}
 
 impl Buckets {
+    /// Empty ones.
+    fn new(homes: usize, turned: u64) -> Self {
+        let spare = homes / SPARE_SHARE + SPARE_MIN;
+        Self {
+            all: pages::with_capacity(homes + spare),
+            homes,
+            turned,
+        }
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     fn home(&self, tag: Tag) -> usize {
         #[expect(
             clippy::as_conversions,
             reason = "widened, and below the number of buckets"
         )]
-        let home = (((mixed(tag) >> 32) * self.0.len() as u64) >> 32) as usize;
+        let home = ((((mixed(tag) ^ self.turned) >> 32) * self.homes as u64) >> 32) as usize;
         home
     }
 
+    /// Whether the home of a tag is there.
+    fn has_home(&self, tag: Tag) -> bool {
+        !self.is_empty() && self.home(tag) < self.all.len()
+    }
+
     /// The numbers of the buckets in which a tag can be.
-    fn path(&self, tag: Tag) -> impl Iterator<Item = usize> + use<> {
-        let (home, all) = (self.home(tag), self.0.len());
-        (home..all).chain(0..home)
+    fn path(&self, tag: Tag) -> core::ops::Range<usize> {
+        self.home(tag)..self.all.len()
     }
 
     fn find(&self, tag: Tag, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let print = print_of(tag);
         for at in self.path(tag) {
-            let bucket = self.0.get(at)?;
+            let bucket = self.all.get(at)?;
             for slot in bucket.matches(print) {
                 let number = bucket.numbers.get(slot).copied();
                 if number.is_some_and(&is_it) {
@@ -122,9 +157,12 @@ impl Buckets {
     }
 
     fn put(&mut self, tag: Tag, number: u32) {
-        for at in self.path(tag) {
-            let bucket = self.0.get_mut(at);
-            if bucket.is_some_and(|bucket| bucket.put(print_of(tag), number)) {
+        for at in self.home(tag).. {
+            if self.all.len() <= at {
+                self.all.resize(at + 1, Bucket::default());
+            }
+            let bucket = self.all.get_mut(at);
+            if bucket.is_none_or(|bucket| bucket.put(print_of(tag), number)) {
                 return;
             }
         }
@@ -133,7 +171,7 @@ impl Buckets {
     fn remove(&mut self, tag: Tag, number: u32) -> bool {
         let print = print_of(tag);
         let found = self.path(tag).find_map(|at| {
-            let bucket = self.0.get(at)?;
+            let bucket = self.all.get(at)?;
             let is_it = |slot: &usize| bucket.numbers.get(*slot) == Some(&number);
             match bucket.matches(print).find(is_it) {
                 Some(slot) => Some(Some((at, slot))),
@@ -145,7 +183,7 @@ impl Buckets {
             return false;
         };
         for at in self.path(tag) {
-            let Some(bucket) = self.0.get_mut(at) else {
+            let Some(bucket) = self.all.get_mut(at) else {
                 break;
             };
             if at == found {
@@ -164,8 +202,6 @@ pub(super) struct ByTag {
     buckets: Buckets,
     /// The table before it grew, as far as it was not moved yet.
     before: Buckets,
-    /// Buckets of that which were moved.
-    moved: usize,
     length: usize,
 }
 
@@ -175,23 +211,34 @@ impl ByTag {
         self.length
     }
 
+    /// Where a tag is, but for what had no room where it should be.
+    fn place_of(&self, tag: Tag) -> &Buckets {
+        if self.before.has_home(tag) {
+            &self.before
+        } else {
+            &self.buckets
+        }
+    }
+
     /// The number of a tag.
     pub(super) fn find(&self, tag: Tag, is_it: impl Fn(u32) -> bool) -> Option<u32> {
-        let found = self.buckets.find(tag, &is_it);
-        if self.before.0.is_empty() {
-            return found;
+        if self.before.has_home(tag) {
+            let found = self.before.find(tag, &is_it);
+            if found.is_some() {
+                return found;
+            }
         }
-        found.or_else(|| self.before.find(tag, is_it))
+        self.buckets.find(tag, is_it)
     }
 
     /// Whether a tag has no number, where its place alone tells.
     #[inline]
     pub(super) fn is_new(&self, tag: Tag) -> bool {
-        let bucket = self.buckets.0.get(self.buckets.home(tag));
+        let bucket = self.buckets.all.get(self.buckets.home(tag));
         let is_new = bucket.is_none_or(|bucket| {
             !bucket.has_missed() && bucket.matches(print_of(tag)).next().is_none()
         });
-        is_new && self.before.0.is_empty()
+        is_new && self.before.is_empty()
     }
 
     /// Adds a number, whose tag has none. `ask` is called with numbers whose tags are asked for by a
@@ -203,72 +250,83 @@ impl ByTag {
         tag_of: impl Fn(u32) -> Tag,
         ask: impl Fn(u32),
     ) {
-        if !self.before.0.is_empty() {
-            self.move_on(&tag_of);
-            let next = self.before.0.get(self.moved + 1);
-            next.into_iter().flat_map(|next| next.numbers).for_each(ask);
-        } else if self.length >= self.buckets.0.len() * USED_SLOTS {
-            let before = self.buckets.0.len();
-            let more = before + before / GROWTH + 1;
-            let mut next = pages::with_capacity(more);
-            next.resize(more, Bucket::default());
-            self.before = core::mem::replace(&mut self.buckets, Buckets(next));
+        if !self.before.is_empty() {
+            for _ in 0..MOVED_TOGETHER {
+                self.move_on(&tag_of);
+            }
+            let next = self.before.all.iter().rev().take(MOVED_TOGETHER);
+            next.flat_map(|next| next.numbers).for_each(ask);
+        } else if self.length >= self.buckets.homes * USED_SLOTS {
+            let before = self.buckets.homes;
+            let next = Buckets::new(before + before / GROWTH + 1, !self.buckets.turned);
+            self.before = core::mem::replace(&mut self.buckets, next);
         }
         self.length += 1;
-        self.buckets.put(tag, number);
+        if self.before.has_home(tag) {
+            self.before.put(tag, number);
+        } else {
+            self.buckets.put(tag, number);
+        }
     }
 
-    /// Moves the numbers of one bucket.
+    /// Moves the numbers of the last bucket. What it counts is no loss: what had no room in it was
+    /// behind it, and so was moved before.
     fn move_on(&mut self, tag_of: impl Fn(u32) -> Tag) {
-        let Some(bucket) = self.before.0.get_mut(self.moved) else {
-            self.before = Buckets::default();
-            self.moved = 0;
+        let Some(bucket) = self.before.all.pop() else {
             return;
         };
-        self.moved += 1;
-        let numbers = bucket.numbers;
         let mut used = [true; SLOTS];
         for slot in bucket.matches(0) {
             used.get_mut(slot)
                 .into_iter()
                 .for_each(|used| *used = false);
         }
-        // What it counts stays: what had no room in it is found behind it.
-        bucket.prints &= !PRINTS;
-        for (number, _) in numbers.into_iter().zip(used).filter(|(_, used)| *used) {
+        for (number, _) in bucket
+            .numbers
+            .into_iter()
+            .zip(used)
+            .filter(|(_, used)| *used)
+        {
             self.buckets.put(tag_of(number), number);
+        }
+        if self.before.is_empty() {
+            self.before = Buckets::default();
+        } else if self.before.all.len().is_multiple_of(PAGE_BUCKETS) {
+            pages::give_back(&mut self.before.all);
         }
     }
 
     /// Takes a number out; false if it is not there.
     pub(super) fn remove(&mut self, tag: Tag, number: u32) -> bool {
-        let found = self.buckets.remove(tag, number) || self.before.remove(tag, number);
+        let found = self.before.remove(tag, number) || self.buckets.remove(tag, number);
         self.length -= usize::from(found);
         found
     }
 
     /// Fetches the place of a tag: it will be looked for soon.
     pub(super) fn prefetch(&self, tag: Tag) {
-        prefetch(self.buckets.0.get(self.buckets.home(tag)));
+        let place = self.place_of(tag);
+        prefetch(place.all.get(place.home(tag)));
     }
 
     /// The number that a tag has, as far as its place alone tells: another one in some hundreds. Where
     /// that is not the whole of its place, the rest is fetched.
     pub(super) fn guess(&self, tag: Tag) -> Option<u32> {
-        let home = self.buckets.home(tag);
-        let bucket = self.buckets.0.get(home)?;
+        let place = self.place_of(tag);
+        let home = place.home(tag);
+        let bucket = place.all.get(home)?;
         let Some(slot) = bucket.matches(print_of(tag)).next() else {
             if bucket.has_missed() {
-                prefetch(self.buckets.0.get(home + 1));
+                prefetch(place.all.get(home + 1));
             }
             return None;
         };
         bucket.numbers.get(slot).copied()
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory held, without what was never used and what was given back.
     pub(super) const fn memory_bytes(&self) -> usize {
-        (self.buckets.0.capacity() + self.before.0.capacity()) * size_of::<Bucket>()
+        (self.buckets.all.len() + self.before.all.len()) * size_of::<Bucket>()
     }
 }
 
@@ -327,6 +385,17 @@ mod tests {
             numbers.insert(of(number), number, of, |_| {});
         }
         assert!(numbers.memory_bytes() <= 2 * before);
+    }
+
+    #[test]
+    fn a_table_that_grows_holds_little_more_than_what_is_in_it() {
+        let mut numbers = ByTag::default();
+        let of = |number| tag(number, true);
+        for number in 0..500_000 {
+            numbers.insert(of(number), number, of, |_| {});
+            let most = numbers.len() * 10 + 20 * size_of::<Bucket>();
+            assert!(numbers.memory_bytes() <= most, "{number}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ impl Nodes for Vec<Ghost> {
     }
 }
 
-/// The keys; 16 bytes each, and 9 to 12 in a hash table.
+/// The keys; 16 bytes each, and 9 to 10 in a hash table.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     all: Vec<Ghost>,

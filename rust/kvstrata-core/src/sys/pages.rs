@@ -30,9 +30,28 @@ pub(crate) fn with_capacity_after<T>(count: usize, small_bytes: usize) -> Vec<T>
     memory
 }
 
+/// Gives the whole large pages behind the elements of a vector back to the kernel. Its room stays: what
+/// is put there later gets new pages.
+pub(crate) fn give_back<T>(memory: &mut Vec<T>) {
+    let room = memory.spare_capacity_mut();
+    let bytes = size_of_val(room);
+    let start: *mut u8 = room.as_mut_ptr().cast();
+    let skipped = start.align_offset(LARGE_PAGE_BYTES);
+    let whole = bytes.saturating_sub(skipped) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
+    if whole > 0 {
+        #[expect(unsafe_code, reason = "the one way to say it")]
+        // SAFETY: the range is within memory that is ours, and nothing is in it: whatever its bytes
+        // are afterwards, nobody reads them. An error, which only means that the pages stay, is of
+        // no consequence.
+        unsafe {
+            libc::madvise(start.add(skipped).cast(), whole, libc::MADV_DONTNEED);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::with_capacity;
+    use super::{give_back, with_capacity};
 
     #[test]
     fn a_vector_of_any_length_has_room_and_holds_what_is_put_in() {
@@ -42,5 +61,16 @@ mod tests {
             numbers.resize(count, 7);
             assert!(numbers.iter().all(|number| *number == 7));
         }
+    }
+
+    #[test]
+    fn a_vector_whose_room_was_given_back_keeps_what_is_in_it_and_takes_more() {
+        let mut numbers = with_capacity::<u64>(1 << 21);
+        numbers.resize(1 << 21, 7);
+        numbers.truncate(1000);
+        give_back(&mut numbers);
+        numbers.resize(1 << 21, 9);
+        let kept = numbers.iter().take(1000).all(|number| *number == 7);
+        assert!(kept && numbers.iter().skip(1000).all(|number| *number == 9));
     }
 }
