@@ -19,7 +19,7 @@ mod victims;
 use self::feature::TICKS_PER_SECOND;
 use self::queues::Queues;
 use self::table::{ClassNumber, Table};
-use self::tree::{Block, Queue, Run, Tree};
+use self::tree::{Block, Queue, Run, Tick, Tree};
 use super::ledger::{Ledger, PinChange};
 use super::links::{Links, NONE};
 use super::order::Place;
@@ -126,7 +126,7 @@ impl Th {
     /// A run of nothing, in no list.
     fn empty_run(&self, class: ClassNumber, rows: u16) -> Run {
         Run {
-            tick: self.ledger.now(),
+            tick: Tick::of(self.ledger.now()),
             last: self.now,
             parent: NONE,
             child: NONE,
@@ -417,7 +417,7 @@ impl EvictionPolicy for Th {
             return;
         };
         run.live += 1;
-        run.tick = tick;
+        run.tick = Tick::of(tick);
         if deeper {
             run.live_tail = number;
             run.parked = false;
@@ -526,7 +526,7 @@ impl EvictionPolicy for Th {
     fn coldest(&mut self, class: Class) -> Option<u64> {
         let victim = self.next_victims(1, class, &|_| false)?.pop()?;
         let block = self.tree.block(self.ledger.node(victim)?)?;
-        self.tree.run(block.run).map(|run| run.tick)
+        self.tree.run(block.run).map(|run| run.tick.number())
     }
 
     fn now(&self) -> u64 {

@@ -3,7 +3,7 @@
 use super::Th;
 use super::feature::{Kind, RequestFeatures};
 use super::table::ClassNumber;
-use super::tree::{Block, Run};
+use super::tree::{Block, Run, Tick};
 use crate::eviction::links::NONE;
 use crate::eviction::request::{Context, Hint, Tag};
 use crate::eviction::{Class, EntryId};
@@ -512,7 +512,7 @@ impl Th {
             self.ledger.accessed(EntryId(entry.unwrap_or(NONE)));
             let tick = self.ledger.now();
             if let Some(run) = self.tree.run_mut(piece.run) {
-                run.tick = tick;
+                run.tick = Tick::of(tick);
             }
             return;
         }
@@ -527,7 +527,7 @@ impl Th {
         }
         let tick = self.ledger.now();
         if let Some(run) = self.tree.run_mut(piece.run) {
-            run.tick = tick;
+            run.tick = Tick::of(tick);
         }
     }
 

@@ -50,11 +50,27 @@ pub(super) enum Queue {
     Dead,
 }
 
-/// An edge.
+/// A tick of the policy, of 48 bits: hundreds of millions of accesses a second for a week.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tick([u16; 3]);
+
+impl Tick {
+    pub(super) fn of(tick: u64) -> Self {
+        let part = |shift: u32| u16::try_from(tick >> shift & 0xffff).unwrap_or(0);
+        Self([part(0), part(16), part(32)])
+    }
+
+    pub(super) fn number(self) -> u64 {
+        let [low, middle, high] = self.0.map(u64::from);
+        high << 32 | middle << 16 | low
+    }
+}
+
+/// An edge: 72 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     /// Tick of the policy of the last access.
-    pub(super) tick: u64,
+    pub(super) tick: Tick,
     /// Time of the last access.
     pub(super) last: u32,
     /// The run before it.
@@ -94,6 +110,8 @@ pub(super) struct Run {
     /// Whether its deepest resident block is pinned: nothing of it goes until that is over.
     pub(super) parked: bool,
 }
+
+const _: () = assert!(size_of::<Run>() == 72);
 
 impl Run {
     /// Whether anything of it, or below it, is resident.
