@@ -109,7 +109,9 @@ class FlakyTier:
         outcomes, busy = list(result.outcomes), list(result.busy)
         if kind == "load":
             for at, (key, offset) in enumerate(zip(keys, offsets, strict=True)):
-                if outcomes[at] == "ok" and self.chance.random() < self.failing:
+                # The first one does, so that however few rows are loaded, one fails.
+                is_first = self.failing > 0 and self.seen["rows failed"] == 0
+                if outcomes[at] == "ok" and (is_first or self.chance.random() < self.failing):
                     outcomes[at] = "corrupt"
                     self.seen["rows failed"] += 1
                     self._spoil(key, offset)
