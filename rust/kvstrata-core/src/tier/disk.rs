@@ -101,7 +101,7 @@ pub(crate) struct DiskTier {
     pub(super) trial_name: String,
     pub(super) epochs: Mutex<Epochs>,
     /// When the first request came that the policy was told the time of.
-    pub(super) first_request: OnceLock<std::time::Instant>,
+    pub(super) first_request: Mutex<Option<std::time::Instant>>,
     /// Where padding is read to.
     pub(super) scratch: Arc<AlignedBuffer>,
     /// Where padding is written from.

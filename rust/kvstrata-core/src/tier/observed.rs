@@ -10,7 +10,7 @@ use crate::eviction::request::{Arrival, Context, RequestId, Tag};
 use crate::eviction::{Class, EntryId};
 use crate::index::Fingerprint;
 use crate::key::Key;
-use crate::sys::sync::Arc;
+use crate::sys::sync::{Arc, lock};
 use crate::tier::disk::DiskTier;
 use crate::tier::inventory::Inventory;
 
@@ -156,7 +156,8 @@ impl DiskTier {
     /// Milliseconds since the first call of this.
     pub(super) fn milliseconds(&self) -> u64 {
         let now = self.around.clock.now();
-        let since = now.saturating_duration_since(*self.first_request.get_or_init(|| now));
+        let first = *lock(&self.first_request).get_or_insert(now);
+        let since = now.saturating_duration_since(first);
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 

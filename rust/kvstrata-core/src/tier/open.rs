@@ -88,7 +88,7 @@ impl DiskTier {
             trial_name: trial_name(&place.root)?,
             root: place.root,
             epochs: Mutex::new(stock.epochs),
-            first_request: OnceLock::new(),
+            first_request: Mutex::default(),
             scratch: buffer()?,
             zeros: buffer()?,
             first_store_order: stock.first_store_order,
