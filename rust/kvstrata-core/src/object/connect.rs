@@ -2,7 +2,6 @@
 
 use core::str::FromStr;
 use core::time::Duration;
-use std::path::Path;
 
 use object_store::aws::{
     AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider, Checksum, S3ConditionalPut,
@@ -18,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::metrics::Counter;
 use crate::object::connector::Connector;
 use crate::object::credentials::{CheckedCredentials, FileCredentials};
+use crate::object::google_file::GoogleFile;
 use crate::object::options::ObjectOptions;
 use crate::object::token_files::TokenFiles;
 use crate::object::{Scheme, Store, memory_store};
@@ -45,13 +45,6 @@ const AWS_VARIABLES: [&str; 13] = [
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_METADATA_ENDPOINT",
-];
-
-/// Variables that name files which the client of Google's store reads, however long that takes.
-const GOOGLE_FILES: [&str; 3] = [
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "GOOGLE_SERVICE_ACCOUNT",
-    "GOOGLE_SERVICE_ACCOUNT_PATH",
 ];
 
 /// Where the bucket's name is put, decided.
@@ -198,13 +191,6 @@ fn gcs(options: &ObjectOptions, connector: Connector) -> Result<Store> {
         return Err(Error::config("endpoint: not for gs://"));
     }
     let mut builder = GoogleCloudStorageBuilder::new();
-    for name in GOOGLE_FILES {
-        if let Some(path) = options.environment.get(name)
-            && let Err(error) = options.files.read(Path::new(path), BUNDLE_BYTES_MAX)
-        {
-            return Err(Error::config(format!("{name}: {path}: {error}")));
-        }
-    }
     for name in options.environment.0.keys() {
         if let Ok(key) = GoogleConfigKey::from_str(&name.to_ascii_lowercase())
             && name.starts_with("GOOGLE_")
@@ -212,6 +198,9 @@ fn gcs(options: &ObjectOptions, connector: Connector) -> Result<Store> {
         {
             builder = builder.with_config(key, value);
         }
+    }
+    if let Some(file) = GoogleFile::of(&builder, &options.environment) {
+        file.check(&options.files)?;
     }
     let store = builder
         .with_bucket_name(&options.location.bucket)

@@ -13,6 +13,7 @@ mod cut;
 pub mod epoch_record;
 pub mod failure;
 pub mod gc;
+mod google_file;
 pub mod header;
 pub mod limits;
 pub mod location;
