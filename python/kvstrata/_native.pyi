@@ -563,7 +563,7 @@ def collect_garbage(
     * ``capacity``: bytes of rows to leave: ``"10GiB"`` or an int.
     * ``older_than_s``: rows that were stored longer ago than so many seconds go.
     * ``dry_run``: nothing is removed, the report is as if.
-    * ``deadline_s``: longest time of one request.
+    * ``deadline_s``: longest time of one request, or of all attempts at a page of a listing.
     * ``time_limit_s``: longest time of all; what is not done by then is not.
 
     Engines may go on meanwhile. Returns ``removed_rows``, ``removed_bytes``, ``failed_rows``,

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use kvstrata_core::error::Result;
 use kvstrata_core::job::Outcome;
 use kvstrata_core::object::gc::{GcEnd, GcOptions, GcReport, run};
+use kvstrata_core::object::names::{Epoch, Names};
 use kvstrata_core::object::{Addressing, ObjectOptions};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_testkit::{Bucket, BucketFault, BucketStyle, ManualClock, Method, Rule};
 use object_support::{open, options, row_names};
-use tier_support::keys;
+use tier_support::{key, keys};
 
 /// Three times what ending may take on a busy machine.
 const SOON: Duration = Duration::from_secs(6);
@@ -233,9 +234,114 @@ fn a_listing_that_ends_early_while_rows_go_says_so_and_what_was_done() {
         fault: BucketFault::Status(500),
         ..well
     });
-    let report = gc(&options(&bucket.endpoint()), EVERYTHING, &never).unwrap();
+    let short = ObjectOptions {
+        deadline: Duration::from_secs(1),
+        ..options(&bucket.endpoint())
+    };
+    let begun = Instant::now();
+    let report = gc(&short, EVERYTHING, &never).unwrap();
     assert_eq!(report.end, GcEnd::NotListed);
     assert_eq!((report.removed_rows, report.kept_rows), (0, 4));
     assert!(report.last_error.unwrap().contains("500"));
-    assert_eq!(bucket.seen(Method::List, ""), listings + 3);
+    // For as long as a request may take, with pauses that grow.
+    assert!(begun.elapsed() >= Duration::from_secs(1) && begun.elapsed() < SOON);
+    let tried = bucket.seen(Method::List, "") - listings - 2;
+    assert!((2..=4).contains(&tried), "{tried}");
+}
+
+/// Rows by plain names, so many that a listing has several pages.
+fn many_pages(bucket: &Bucket) -> u64 {
+    stored(bucket, 1);
+    let name = row_names(bucket).remove(0);
+    let bytes = bucket.get(&name).unwrap();
+    let (base, rest) = name.split_once("/rows/").unwrap();
+    let epoch = Epoch::parse(rest.split('/').next().unwrap()).unwrap();
+    let names = Names::new(base.to_owned());
+    for number in 1..2500 {
+        let row = names.row(epoch, &key(number, 0));
+        bucket.put(row.as_ref(), bytes.clone());
+    }
+    assert_eq!(row_names(bucket).len(), 2500);
+    2500
+}
+
+#[test]
+fn a_listing_that_fails_for_a_while_goes_on_where_it_was() {
+    for unaware in [false, true] {
+        for fault in [
+            BucketFault::Status(500),
+            BucketFault::Status(503),
+            BucketFault::Status(429),
+            BucketFault::Reset,
+            BucketFault::ResetHalfway,
+            BucketFault::Truncate,
+        ] {
+            let bucket = Bucket::start().unwrap();
+            let rows = many_pages(&bucket);
+            if unaware {
+                bucket.list_from_the_start();
+            }
+            let dry = GcOptions {
+                dry_run: true,
+                ..EVERYTHING
+            };
+            let list = |fault, times| {
+                let rule = Rule {
+                    part: String::new(),
+                    ..Rule::rows(&[Method::List], fault)
+                };
+                bucket.rule(rule.times(times));
+            };
+            // Before the first page, and before the second of the count, twice; and once while rows
+            // are being chosen.
+            list(fault, 2);
+            list(BucketFault::Nothing, 2);
+            list(fault, 2);
+            list(BucketFault::Nothing, 4);
+            list(fault, 1);
+            let report = gc(&options(&bucket.endpoint()), dry, &never).unwrap();
+            assert_eq!(report.end, GcEnd::Done, "{fault:?}: {report:?}");
+            assert_eq!(
+                (report.removed_rows, report.kept_rows, report.failed_rows),
+                (rows, 0, 0),
+                "{fault:?}, unaware: {unaware}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_listing_is_tried_again_no_longer_than_it_may_take() {
+    let bucket = Bucket::start().unwrap();
+    stored(&bucket, 4);
+    let well = Rule {
+        part: String::new(),
+        ..Rule::rows(&[Method::List], BucketFault::Nothing)
+    };
+    let failing = |kind| Rule {
+        fault: kind,
+        ..well.clone()
+    };
+    // One that would not go better is not tried again.
+    bucket.rule(well.clone().times(1));
+    bucket.rule(failing(BucketFault::Status(403)).times(1));
+    let listings = bucket.seen(Method::List, "");
+    let said = gc(&options(&bucket.endpoint()), EVERYTHING, &never).unwrap_err();
+    assert!(said.to_string().contains("403"), "{said}");
+    assert_eq!(bucket.seen(Method::List, ""), listings + 2);
+    // The time of the whole run ends it, too.
+    bucket.rule(well.clone().times(1));
+    bucket.rule(failing(BucketFault::Status(503)));
+    let what = GcOptions {
+        time_limit: Some(Duration::from_millis(500)),
+        ..EVERYTHING
+    };
+    let begun = Instant::now();
+    let report = gc(&options(&bucket.endpoint()), what, &never).unwrap();
+    assert_eq!((report.end, report.removed_rows), (GcEnd::TimeLimit, 0));
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    // A server that is not there at the start is not waited for as long.
+    let begun = Instant::now();
+    assert!(gc(&options("http://127.0.0.1:1"), EVERYTHING, &never).is_err());
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 }

@@ -66,7 +66,8 @@ def add_parser(subparsers: Any) -> None:
         "--deadline",
         type=deadline,
         metavar="TIME",
-        help="longest time of one request (default 30s, at most 1d)",
+        help="longest time of one request, or of all attempts at a page of a listing "
+        "(default 30s, at most 1d)",
     )
     bucket.add_argument("--endpoint", metavar="URL", help="of a server that is not the provider's")
     bucket.add_argument("--region", metavar="NAME", help="the provider's region")

@@ -22,6 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::namespace::layout::{ROWS_NAME, is_directory_name};
 use crate::object::census::{Census, Choice, seconds};
 use crate::object::names::parse_row;
+use crate::object::pages::Pages;
 use crate::object::probe::PROBE_PREFIX;
 use crate::object::reach::Way;
 use crate::object::{Failure, FailureKind, ObjectOptions, Store};
@@ -32,8 +33,6 @@ use crate::sys::sync::Arc;
 const DELETIONS: usize = 16;
 /// Deletions that may fail one after the other before no more are tried.
 const FAILURES_MAX: usize = 4 * DELETIONS;
-/// Names that are looked at together.
-const BATCH_NAMES: usize = 256;
 /// How often it is asked whether to go on.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// What a start has tried out and left behind is removed after this time.
@@ -127,14 +126,8 @@ impl Run<'_> {
     async fn collect(&self, way: Way<'_>) -> Result<GcEnd> {
         let prefix = self.prefix();
         let first_page = |store: Store| {
-            let mut listed = store.list(prefix.as_ref());
-            async move {
-                match self.in_time(listed.next()).await {
-                    Ok(Some(Err(error))) => Err(Failure::of(&error)),
-                    Ok(_) => Ok(()),
-                    Err(late) => Err(late),
-                }
-            }
+            let pages = Pages::new(store, prefix.clone(), self.options.deadline);
+            async move { pages.probe(self.options.limits.attempts_max).await }
         };
         let store = way.reach("list", first_page).await?.store;
         let counted = self.count(&store).await;
@@ -212,17 +205,11 @@ impl Run<'_> {
         below: Option<Path>,
         mut each: impl AsyncFnMut(Vec<Found>),
     ) -> core::result::Result<(), Failure> {
-        let mut listed = store.list(below.as_ref()).ready_chunks(BATCH_NAMES);
-        let mut circle = Circle::default();
+        let mut pages = Pages::new(Arc::clone(store), below, self.options.deadline);
         let depth = self.prefix().map_or(0, |prefix| prefix.parts_count());
-        while let Some(batch) = self.in_time(listed.next()).await? {
+        while let Some(batch) = pages.next().await? {
             let mut rows = Vec::new();
             for meta in batch {
-                let meta = meta.map_err(|error| Failure::of(&error))?;
-                if circle.closes_at(&meta.location) {
-                    let text = "the listing names the same objects again and again";
-                    return Err(Failure::new(FailureKind::Other, text));
-                }
                 match self.what_is(meta, depth) {
                     Some(Thing::Row(row)) => rows.push(row),
                     Some(Thing::Probe(probe)) if !self.what.dry_run => {
@@ -305,25 +292,6 @@ impl Run<'_> {
                 report.emptied.push(row.namespace.clone());
             }
         }
-    }
-}
-
-/// Notices a listing that goes in a circle, without keeping its names: one name is looked out for,
-/// another one after twice as many each time.
-#[derive(Default)]
-struct Circle {
-    name: Option<Path>,
-    seen: u64,
-}
-
-impl Circle {
-    fn closes_at(&mut self, name: &Path) -> bool {
-        let closes = self.name.as_ref() == Some(name);
-        self.seen = self.seen.saturating_add(1);
-        if self.seen.is_power_of_two() {
-            self.name = Some(name.clone());
-        }
-        closes
     }
 }
 

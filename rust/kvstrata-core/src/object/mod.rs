@@ -22,6 +22,7 @@ pub mod names;
 pub(crate) mod newest;
 pub mod options;
 mod page;
+mod pages;
 pub mod probe;
 pub(crate) mod reach;
 mod refusal;
