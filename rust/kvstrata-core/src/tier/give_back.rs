@@ -30,7 +30,7 @@ const STRANGER_INODES_PER_SECOND: i128 = 10_000;
 impl DiskTier {
     /// Gives files back until what is there fits the limits, which may be broken by a smaller
     /// capacity than before, or by strangers. Says when to look again, if there is anything left
-    /// to give.
+    /// to give, or if stores wait for space.
     pub(super) fn keep_limits(&self) -> Option<Duration> {
         let mut space = lock(&self.space);
         // What sparse files are still promised is not missing yet.
@@ -44,6 +44,8 @@ impl DiskTier {
             }
         };
         let room = self.give_back_while_short(&mut space, room);
+        self.look_again(&mut space, &room);
+        let starved = !space.starved.is_empty();
         let mut state = lock(&self.state);
         // What could not be written is tried again.
         let untried = state.inventory.try_unwritable();
@@ -53,7 +55,7 @@ impl DiskTier {
             // Loads may have opened it for reading only.
             file.file.close();
         }
-        any.then(|| next_look(&room))
+        (any || starved).then(|| next_look(&room))
     }
 
     /// Gives back other namespaces' files, then the coldest of our own, while a limit is broken.
@@ -298,6 +300,7 @@ mod tests {
         let room = |free_bytes: i128, inodes: i128| Room {
             capacity_bytes: 0,
             free_bytes,
+            min_free_bytes: 0,
             inodes,
         };
         for (room, seconds) in [

@@ -17,6 +17,7 @@ use crate::tier::disk::DiskTier;
 use crate::tier::row_file::RowFile;
 use crate::tier::rows::Rows;
 use crate::tier::space::{Room, Space, committed_bytes};
+use crate::tier::starved::Limit;
 use crate::tier::touched::TouchedPages;
 
 /// A file is made this many times smaller at most where little space is left.
@@ -55,10 +56,14 @@ impl DiskTier {
                 Ok(Some(container)) => {
                     space.used_bytes = space.used_bytes.saturating_add(container.allocated_bytes);
                     lock(&self.state).inventory.add_container(container);
+                    self.note_grown(space, class);
                     return Growth::Grown;
                 }
                 Ok(None) => {}
-                Err(error) if is_full(&error) => return Growth::Limited,
+                Err(error) if is_full(&error) => {
+                    space.limit = Some(Limit::Disk);
+                    return Growth::Limited;
+                }
                 Err(error) => {
                     let path = space.root.path().to_path_buf();
                     self.space_error(&path, &error);
@@ -66,6 +71,7 @@ impl DiskTier {
                 }
             }
         }
+        space.limit = Some(Limit::Capacity);
         Growth::Limited
     }
 
@@ -88,7 +94,13 @@ impl DiskTier {
                 return None;
             }
         };
-        fitting(&room, space.file_bytes, group, row_bytes)
+        match fitting(&room, space.file_bytes, group, row_bytes) {
+            Ok(geometry) => Some(geometry),
+            Err(limit) => {
+                space.limit = limit;
+                None
+            }
+        }
     }
 
     /// Makes a row file under a temporary name and gives it its own once its header is durable.
@@ -189,26 +201,46 @@ impl DiskTier {
 impl Space {
     /// Whether a file of this group and row size could be made if there was this room.
     pub(super) fn could_grow(&self, room: &Room, (group, row_bytes): (GroupId, u64)) -> bool {
-        fitting(room, self.file_bytes, group, row_bytes).is_some()
+        self.limit_of(room, (group, row_bytes)).is_none()
+    }
+
+    /// What would keep the smallest file of this group and row size from being made.
+    pub(super) fn limit_of(
+        &self,
+        room: &Room,
+        (group, row_bytes): (GroupId, u64),
+    ) -> Option<Limit> {
+        let fits = fitting(room, self.file_bytes, group, row_bytes);
+        fits.err().map(|limit| limit.unwrap_or(Limit::Capacity))
     }
 }
 
 /// The largest of the usual size and its halves that fits the room.
-fn fitting(room: &Room, usual_bytes: u64, group: GroupId, row_bytes: u64) -> Option<Geometry> {
+///
+/// # Errors
+/// What keeps the smallest of them from being made; `None` where it has no shape.
+fn fitting(
+    room: &Room,
+    usual_bytes: u64,
+    group: GroupId,
+    row_bytes: u64,
+) -> Result<Geometry, Option<Limit>> {
     let mut budget = usual_bytes;
     let mut last = None;
+    let mut limit = None;
     loop {
-        let geometry = Geometry::for_budget(group, row_bytes, budget).ok()?;
+        let geometry = Geometry::for_budget(group, row_bytes, budget).map_err(|_| None)?;
         if last == Some(geometry.row_count()) {
-            return None;
+            return Err(limit);
         }
-        if room.takes(committed_bytes(&geometry)) {
-            return Some(geometry);
+        limit = room.limit(committed_bytes(&geometry));
+        if limit.is_none() {
+            return Ok(geometry);
         }
         last = Some(geometry.row_count());
         budget /= 2;
         if budget < usual_bytes / FILE_SHRINK_MAX {
-            return None;
+            return Err(limit);
         }
     }
 }

@@ -36,6 +36,7 @@ mod row_file;
 mod rows;
 mod served;
 mod space;
+mod starved;
 mod state;
 mod stats;
 mod store;

@@ -100,7 +100,7 @@ impl DiskTier {
             capabilities,
             around,
         });
-        tier.keep_limits();
+        tier.meet_limits();
         // The figures are there before anything is stored.
         tier.add_space(&mut serde_json::Map::new());
         tier.start(cache)?;
@@ -204,6 +204,8 @@ fn take_stock(
         directories: place.directories.clone(),
         cache,
         file_bytes: file_bytes(capacity_bytes.min(system.total_bytes), place.groups.len()),
+        limit: None,
+        starved: Vec::new(),
     };
     let first_store_order = recovered.last_store_order.saturating_add(1);
     Ok(Stock {

@@ -15,6 +15,7 @@ use crate::tier::disk::{DiskTier, count};
 use crate::tier::foreign::ForeignFile;
 use crate::tier::growth::Growth;
 use crate::tier::last_error::Cause;
+use crate::tier::starved::Limit;
 
 /// A group's share of the capacity is cut into this many files.
 pub(crate) const FILES_PER_GROUP: u64 = 32;
@@ -45,6 +46,10 @@ pub(crate) struct Space {
     pub(crate) cache: Arc<FileCache>,
     /// Bytes of a new file.
     pub(crate) file_bytes: u64,
+    /// What kept the last new row file from being made.
+    pub(crate) limit: Option<Limit>,
+    /// Classes of which no row can be stored for want of space.
+    pub(crate) starved: Vec<Class>,
 }
 
 /// What the limits leave, in bytes and files; negative where a limit is broken.
@@ -54,6 +59,8 @@ pub(crate) struct Room {
     pub(crate) capacity_bytes: i128,
     /// Above the space to keep free.
     pub(crate) free_bytes: i128,
+    /// That space.
+    pub(crate) min_free_bytes: u64,
     /// Above the inodes to keep free; none are counted where the file system has no number.
     pub(crate) inodes: i128,
 }
@@ -63,13 +70,13 @@ impl Room {
     /// row files may still take.
     pub(crate) fn new(space: &Space, system: &FileSystem, promised_bytes: u64) -> Self {
         let min_free = space.min_free.resolve(system.total_bytes);
-        let kept = (system.inodes_total / INODES_KEPT_SHARE).min(INODES_KEPT_MAX);
-        let inodes = i128::from(system.inodes_free) - i128::from(kept);
+        let inodes = i128::from(system.inodes_free) - i128::from(inodes_kept(system));
         Self {
             capacity_bytes: i128::from(space.capacity_bytes) - i128::from(space.used_bytes),
             free_bytes: i128::from(system.available_bytes)
                 - i128::from(promised_bytes)
                 - i128::from(min_free),
+            min_free_bytes: min_free,
             inodes: if system.inodes_total == 0 {
                 i128::from(u64::MAX)
             } else {
@@ -80,8 +87,23 @@ impl Room {
 
     /// Whether a file that takes `bytes` may be made.
     pub(crate) fn takes(&self, bytes: u64) -> bool {
+        self.limit(bytes).is_none()
+    }
+
+    /// What keeps a file that takes `bytes` from being made.
+    pub(crate) fn limit(&self, bytes: u64) -> Option<Limit> {
         let whole = i128::from(bytes);
-        self.capacity_bytes >= whole && self.free_bytes >= whole && self.inodes >= 1
+        if self.free_bytes + i128::from(self.min_free_bytes) < whole {
+            Some(Limit::Disk)
+        } else if self.free_bytes < whole {
+            Some(Limit::MinFree)
+        } else if self.inodes < 1 {
+            Some(Limit::Inodes)
+        } else if self.capacity_bytes < whole {
+            Some(Limit::Capacity)
+        } else {
+            None
+        }
     }
 
     /// Whether a limit is broken.
@@ -96,8 +118,14 @@ impl Room {
             capacity_bytes: self.capacity_bytes + i128::from(file.counted_bytes),
             free_bytes: self.free_bytes + i128::from(file.disk_bytes),
             inodes: self.inodes + 1,
+            ..self
         }
     }
+}
+
+/// Inodes of a file system that are left to others.
+pub(super) fn inodes_kept(system: &FileSystem) -> u64 {
+    (system.inodes_total / INODES_KEPT_SHARE).min(INODES_KEPT_MAX)
 }
 
 /// What a file that is gone has freed.
@@ -132,6 +160,9 @@ impl DiskTier {
                 && self.take_over_files(&mut space, class, need.saturating_sub(free))
             {
                 continue;
+            }
+            if growth == Growth::Limited {
+                self.note_limited(&mut space, class);
             }
             drop(space);
             self.evict_rows(class, need.saturating_sub(free));
@@ -260,7 +291,22 @@ mod tests {
         Room {
             capacity_bytes,
             free_bytes,
+            min_free_bytes: 1000,
             inodes,
+        }
+    }
+
+    #[test]
+    fn what_keeps_a_file_from_being_made_has_a_name() {
+        assert_eq!(room(100, 100, 1).limit(100), None);
+        for (short, limit) in [
+            (room(99, 100, 1), Limit::Capacity),
+            (room(100, 99, 1), Limit::MinFree),
+            (room(99, -900, 0), Limit::MinFree),
+            (room(99, -901, 0), Limit::Disk),
+            (room(100, 100, 0), Limit::Inodes),
+        ] {
+            assert_eq!(short.limit(100), Some(limit), "{short:?}");
         }
     }
 

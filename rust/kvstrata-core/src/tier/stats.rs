@@ -6,11 +6,12 @@ use crate::io::Completion;
 use crate::job::JobKind;
 use crate::key::GroupId;
 use crate::notice::Level;
-use crate::sys::sync::atomic::{AtomicU64, Ordering};
-use crate::sys::sync::{Arc, lock, try_lock};
+use crate::sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sys::sync::{Arc, Mutex, lock, try_lock};
 use crate::tier::disk::{DiskTier, count};
 use crate::tier::load_buffers::LoadBuffers;
 use crate::tier::request::Request;
+use crate::tier::starved::Limit;
 use crate::tier::state::Flight;
 
 /// Figures about space as they were when its lock was last free.
@@ -19,6 +20,8 @@ pub(super) struct SpaceFigures {
     capacity_bytes: AtomicU64,
     used_bytes: AtomicU64,
     foreign_files: AtomicU64,
+    limit: Mutex<Option<Limit>>,
+    starved: AtomicBool,
 }
 
 impl DiskTier {
@@ -169,10 +172,20 @@ impl DiskTier {
             set(&figures.capacity_bytes, space.capacity_bytes);
             set(&figures.used_bytes, space.used_bytes);
             set(&figures.foreign_files, count(space.foreign.len()));
+            *lock(&figures.limit) = space.limit;
+            let starved = !space.starved.is_empty();
+            figures.starved.store(starved, Ordering::Relaxed);
         }
         let get = |figure: &AtomicU64| Value::from(figure.load(Ordering::Relaxed));
         all.insert("capacity_bytes".into(), get(&figures.capacity_bytes));
         all.insert("used_bytes".into(), get(&figures.used_bytes));
         all.insert("foreign_files".into(), get(&figures.foreign_files));
+        let limit = lock(&figures.limit).map_or("none", Limit::as_str);
+        all.insert("space_limit".into(), limit.into());
+        if figures.starved.load(Ordering::Relaxed)
+            && all.get("health").is_some_and(|health| health == "ok")
+        {
+            all.insert("health".into(), "no space".into());
+        }
     }
 }
