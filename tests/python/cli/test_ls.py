@@ -188,6 +188,27 @@ def test_a_root_of_another_user_is_told_to_be_so(
     )
 
 
+def test_a_directory_in_a_root_is_no_root_and_the_root_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = root / store(root)
+    capacity = ["--capacity", "0"]
+    rows = list(root.rglob("*.rows"))
+    assert rows
+    monkeypatch.chdir(namespace)
+    for url in (str(namespace), f"file://{namespace}/rows", ".", "rows/g0"):
+        for command in (["ls", url], ["ls", url, "--diff", "m", "n"], ["gc", url, *capacity]):
+            assert entry.main(command) == 2, command
+            told = capsys.readouterr().err
+            assert f" lies in the root {root} (which has a kvstrata.lock); name {root}" in told
+    moved = root.parent / "moved"
+    namespace.rename(moved)
+    for command in (["ls", str(moved)], ["gc", str(moved), *capacity]):
+        assert entry.main(command) == 2, command
+        assert f"{moved} is the directory of a namespace" in capsys.readouterr().err
+    assert len(list(moved.rglob("*.rows"))) == len(rows)
+
+
 def test_a_url_names_the_directory_that_a_tier_would_open(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

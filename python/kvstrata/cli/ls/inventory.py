@@ -76,7 +76,7 @@ def root_of(url: str) -> Path:
     """The directory of a URL or path, by the rules of `open_tier`: nothing is unquoted.
 
     # Errors
-    :class:`UnreadableError` where it is no directory here.
+    :class:`UnreadableError` where it is no directory here, and for one that lies in a root.
     """
     try:
         path = places.directory(url)
@@ -84,6 +84,13 @@ def root_of(url: str) -> Path:
         raise UnreadableError(str(error)) from error
     if not path.is_dir():
         msg = places.doubt(url) or f"{path} is not a directory"
+        raise UnreadableError(msg)
+    for outer in path.resolve().parents:
+        if (outer / LOCK_NAME).is_file():
+            msg = f"{path} lies in the root {outer} (which has a {LOCK_NAME}); name {outer}"
+            raise UnreadableError(msg)
+    if (path / MANIFEST_NAME).is_file():
+        msg = f"{path} is the directory of a namespace (it has a {MANIFEST_NAME}), not a root"
         raise UnreadableError(msg)
     return path
 

@@ -22,6 +22,7 @@ mod launch;
 mod limits;
 mod load;
 mod load_buffers;
+mod nested;
 mod object;
 mod observed;
 mod open;

@@ -27,6 +27,7 @@ use crate::tier::health::Health;
 use crate::tier::inventory::Inventory;
 use crate::tier::limits::{check_capacity, check_min_free};
 use crate::tier::load_buffers::LoadBuffers;
+use crate::tier::nested;
 use crate::tier::plan::PADDING_BYTES;
 use crate::tier::recover;
 use crate::tier::root_lock;
@@ -50,6 +51,7 @@ impl DiskTier {
     /// process holds, a namespace that is not what it should be.
     pub(crate) fn open(options: &TierOptions, around: Surroundings) -> Result<Arc<Self>> {
         let manifest = check_options(options)?;
+        nested::refuse(&options.root)?;
         let root = Directory::open_root(&options.root, true, ShareMode::Private)?
             .noted_in(&around.descriptors);
         let root_lock = root_lock::acquire(&root, &*around.clock)?;

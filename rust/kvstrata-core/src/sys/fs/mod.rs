@@ -2,6 +2,7 @@
 //! component, every name is one component below an open directory, and what is created has exactly
 //! the mode of its [`ShareMode`], whatever the umask.
 
+mod around;
 mod cache;
 mod descriptors;
 mod directory;
@@ -10,6 +11,7 @@ mod root;
 mod statistics;
 mod vectored;
 
+pub use around::{around_with_file, has_file};
 pub use descriptors::{Descriptors, Noted};
 pub use directory::{Directory, DirectoryEntry, EntryKind, TEMPORARY_SUFFIX};
 pub use file::{Access, Allocation, Direct, DirectAlignment, File, FileStat};
