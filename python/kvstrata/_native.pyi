@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
-from _typeshed import SupportsGetItem, SupportsLenAndGetItem, WriteableBuffer
+from _typeshed import SupportsGetItem, WriteableBuffer
 
 __all__ = [
     "CacheOrder",
@@ -95,7 +95,7 @@ class CpuTier:
         arena_bytes: SupportsIndex,
         row_bytes: int | Mapping[int, int],
         *,
-        align: SupportsIndex = 64,
+        align: SupportsIndex = ...,
         policy: str = ...,
         theta: float = ...,
         store_threshold: int = ...,
@@ -112,7 +112,7 @@ class CpuTier:
     def complete_load(self, /, keys: Iterable[bytes | bytearray | memoryview]) -> None:
         """Takes one pin of a worker from each key's row."""
     def complete_store(
-        self, /, keys: Iterable[bytes | bytearray | memoryview], success: bool = True
+        self, /, keys: Iterable[bytes | bytearray | memoryview], success: bool = ...
     ) -> list[int]:
         """Ends the writing of a worker: rows become ready, or go.
 
@@ -136,7 +136,7 @@ class CpuTier:
 
         Returns a handle and a byte offset for each, None for the others.
         """
-    def let_go(self, /, handles: SupportsGetItem[int, SupportsIndex], success: bool = True) -> None:
+    def let_go(self, /, handles: SupportsGetItem[int, SupportsIndex], success: bool = ...) -> None:
         """Ends uses of a tier below.
 
         Rows that it was writing become ready with ``success``, and go without. Handles of no use
@@ -153,7 +153,7 @@ class CpuTier:
         Returns their slots' byte offsets; None, and nothing is pinned, unless all are ready.
         """
     def prepare_store(
-        self, /, keys: Iterable[bytes | bytearray | memoryview], *, below: bool = False
+        self, /, keys: Iterable[bytes | bytearray | memoryview], *, below: bool = ...
     ) -> tuple[list[int], list[int], list[int], list[bytes]] | None:
         """Takes a slot for each key without a row, which is then being written.
 
@@ -282,7 +282,7 @@ class RequestBook:
         tiers: SupportsGetItem[int, Any],
         tokens_per_chunk: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]],
         *,
-        answers: SupportsLenAndGetItem[Any],
+        answers: SupportsGetItem[int, Any],
         sources: SupportsGetItem[int, Any],
         everywhere: Any,
         allowed: Any,
@@ -297,7 +297,7 @@ class RequestBook:
 
         Returns refused keys whose rows are gone now.
         """
-    def complete_store(self, /, keys: Any, context: Any, success: bool = True) -> list[bytes]:
+    def complete_store(self, /, keys: Any, context: Any, success: bool = ...) -> list[bytes]:
         """Ends stores of a worker; refused rows go.
 
         Returns the keys that became ready, group by group in the order of the prompt.
@@ -514,15 +514,15 @@ class Trace:
         policy: str,
         capacity: SupportsIndex,
         *,
-        theta: SupportsFloat | SupportsIndex = 0.0,
-        gpu_blocks: SupportsIndex = 0,
+        theta: float = ...,
+        gpu_blocks: SupportsIndex = ...,
         below_policy: str | None = None,
-        below_capacity: SupportsIndex = 0,
-        below_theta: SupportsFloat | SupportsIndex = 0.0,
-        store_threshold: SupportsIndex = 1,
+        below_capacity: SupportsIndex = ...,
+        below_theta: float = ...,
+        store_threshold: SupportsIndex = ...,
         directory: SupportsIndex | None = None,
-        head_untold: bool = False,
-        told_late: bool = False,
+        head_untold: bool = ...,
+        told_late: bool = ...,
         each: Any | None = None,
     ) -> Any:
         """Replays the trace; returns counts by name.
@@ -530,7 +530,7 @@ class Trace:
         ``each``, if a list, is given the number of blocks that each request found in the tier.
 
         Raises ``ConfigError`` for a policy that is not known, ``ArgumentError`` for a tier of no
-        blocks.
+        blocks, and for what is out of range.
         """
     @property
     def requested(self, /) -> int:

@@ -12,7 +12,8 @@ use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Map, Value, json};
 
 use crate::arguments::{
-    self as named, Count, Flag, Given, Keys, Policy, Probability, RowBytes, Text,
+    self as named, Count, Deferred, Flag, Given, Keys, Number64, Numbers, Policy, Probability,
+    RowBytes, Text,
 };
 use crate::error::{raised, refused};
 use crate::json;
@@ -64,9 +65,10 @@ impl CpuTier {
     #[new]
     #[pyo3(
         signature = (
-            arena_bytes, row_bytes, *, align=64, policy=Text::new("lru"), theta=Given::ABSENT,
+            arena_bytes, row_bytes, *, align=Deferred::of(64),
+            policy=Deferred::of("lru".to_owned()), theta=Given::ABSENT,
             store_threshold=Given::ABSENT, tracked_keys=Given::ABSENT, directory=Given::ABSENT,
-            protect_waiting=Flag::TRUE
+            protect_waiting=Deferred::of(true)
         ),
         text_signature = "(arena_bytes, row_bytes, *, align=64, policy='lru', theta=0.0, \
             store_threshold=1, tracked_keys=64000, directory=..., protect_waiting=True)"
@@ -77,30 +79,30 @@ impl CpuTier {
     )]
     fn new(
         py: Python<'_>,
-        arena_bytes: u64,
-        row_bytes: RowBytes,
-        align: u64,
-        policy: Text<Policy>,
+        arena_bytes: Deferred<Number64<named::ArenaBytes>>,
+        row_bytes: Deferred<RowBytes>,
+        align: Deferred<Number64<named::Align>>,
+        policy: Deferred<Text<Policy>>,
         theta: Given<Probability<named::Theta>>,
         store_threshold: Given<Count<named::StoreThreshold>>,
         tracked_keys: Given<Count<named::TrackedKeys>>,
         directory: Given<Count<named::Directory>>,
-        protect_waiting: Flag<named::ProtectWaiting>,
+        protect_waiting: Deferred<Flag<named::ProtectWaiting>>,
     ) -> PyResult<Self> {
-        let is_asked = theta.0.is_some();
-        let mut admission = admission(theta, store_threshold, tracked_keys, directory);
-        if !is_asked {
-            admission.theta = 0.0;
-        }
+        let arena_bytes = arena_bytes.value()?;
+        let row_bytes = row_bytes.get()?;
+        let align = align.value()?;
+        let policy = policy.value()?;
+        let admission = admission(theta, store_threshold, tracked_keys, directory, 0.0)?;
         let own = cpu::CpuOptions::default();
         let options = cpu::CpuOptions {
             arena_bytes,
             align,
             row_bytes: row_bytes.0.into_iter().collect(),
-            policy: policy.value,
+            policy,
             directory: admission.directory,
             admission,
-            awaited_share: if protect_waiting.value {
+            awaited_share: if protect_waiting.value()? {
                 own.awaited_share
             } else {
                 0
@@ -115,16 +117,17 @@ impl CpuTier {
     /// Which keys' rows can be loaded: True, False, or None while the row is being written.
     ///
     /// Neither pins a row nor counts as an access.
-    fn lookup(&self, py: Python<'_>, keys: Keys) -> Vec<Option<bool>> {
+    fn lookup(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<Vec<Option<bool>>> {
+        let keys = keys.get()?;
         let found = self.shared(py).tier.lookup(&keys.0);
-        found
+        Ok(found
             .into_iter()
             .map(|one| match one {
                 Presence::Absent => Some(false),
                 Presence::Writing => None,
                 Presence::Ready => Some(true),
             })
-            .collect()
+            .collect())
     }
 
     /// Takes a slot for each key without a row, which is then being written.
@@ -134,14 +137,22 @@ impl CpuTier {
     /// Returns the positions of these keys in ascending order, their slots' byte offsets and
     /// handles, and the keys whose rows made room. None when not all find a slot: then nothing has
     /// changed. Rows of ``keys`` that are there stay and count as accessed.
-    #[pyo3(signature = (keys, *, below=false))]
+    #[pyo3(
+        signature = (keys, *, below=Deferred::of(false)),
+        text_signature = "($self, keys, *, below=False)"
+    )]
     fn prepare_store<'py>(
         &self,
         py: Python<'py>,
-        keys: Keys,
-        below: bool,
+        keys: Deferred<Keys>,
+        below: Deferred<Flag<named::Below>>,
     ) -> PyResult<Option<Prepared<'py>>> {
-        let user = if below { User::Tier } else { User::Worker };
+        let keys = keys.get()?;
+        let user = if below.value()? {
+            User::Tier
+        } else {
+            User::Worker
+        };
         let prepared = self
             .shared(py)
             .tier
@@ -165,54 +176,83 @@ impl CpuTier {
     ///
     /// Returns the positions of the keys that became ready; keys without a row that a worker
     /// writes are ignored.
-    #[pyo3(signature = (keys, success=true))]
-    fn complete_store(&self, py: Python<'_>, keys: Keys, success: bool) -> Vec<usize> {
-        self.shared(py).tier.complete_store(&keys.0, success)
+    #[pyo3(
+        signature = (keys, success=Deferred::of(true)),
+        text_signature = "($self, keys, success=True)"
+    )]
+    fn complete_store(
+        &self,
+        py: Python<'_>,
+        keys: Deferred<Keys>,
+        success: Deferred<Flag<named::Success>>,
+    ) -> PyResult<Vec<usize>> {
+        let (keys, success) = (keys.get()?, success.value()?);
+        Ok(self.shared(py).tier.complete_store(&keys.0, success))
     }
 
     /// Pins all rows for a worker and counts one access.
     ///
     /// Returns their slots' byte offsets; None, and nothing is pinned, unless all are ready.
-    fn prepare_load(&self, py: Python<'_>, keys: Keys) -> Option<Vec<u64>> {
-        let places = self.shared(py).tier.prepare_load(&keys.0)?;
-        Some(places.iter().map(|place| place.offset).collect())
+    fn prepare_load(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<Option<Vec<u64>>> {
+        let keys = keys.get()?;
+        let places = self.shared(py).tier.prepare_load(&keys.0);
+        Ok(places.map(|places| places.iter().map(|place| place.offset).collect()))
     }
 
     /// Takes one pin of a worker from each key's row.
-    fn complete_load(&self, py: Python<'_>, keys: Keys) {
+    fn complete_load(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<()> {
+        let keys = keys.get()?;
         self.shared(py).tier.complete_load(&keys.0);
+        Ok(())
     }
 
     /// Pins the rows that are ready for a tier below.
     ///
     /// Returns a handle and a byte offset for each, None for the others.
-    fn hold_ready(&self, py: Python<'_>, keys: Keys) -> Vec<Option<(u64, u64)>> {
+    fn hold_ready(
+        &self,
+        py: Python<'_>,
+        keys: Deferred<Keys>,
+    ) -> PyResult<Vec<Option<(u64, u64)>>> {
+        let keys = keys.get()?;
         let held = self.shared(py).tier.hold_ready(&keys.0);
         let pair = |place: Place| (place.handle.0, place.offset);
-        held.into_iter().map(|place| place.map(pair)).collect()
+        Ok(held.into_iter().map(|place| place.map(pair)).collect())
     }
 
     /// Ends uses of a tier below.
     ///
     /// Rows that it was writing become ready with ``success``, and go without. Handles of no use
     /// are ignored.
-    #[pyo3(signature = (handles, success=true))]
-    fn let_go(&self, py: Python<'_>, handles: Vec<u64>, success: bool) {
-        let handles: Vec<Handle> = handles.into_iter().map(Handle).collect();
-        self.shared(py).tier.let_go(&handles, success);
+    #[pyo3(
+        signature = (handles, success=Deferred::of(true)),
+        text_signature = "($self, handles, success=True)"
+    )]
+    fn let_go(
+        &self,
+        py: Python<'_>,
+        handles: Deferred<Numbers<named::Handles>>,
+        success: Deferred<Flag<named::Success>>,
+    ) -> PyResult<()> {
+        let handles: Vec<Handle> = handles.value()?.into_iter().map(Handle).collect();
+        self.shared(py).tier.let_go(&handles, success.value()?);
+        Ok(())
     }
 
     /// Makes rows that a tier below writes absent at once.
     ///
     /// Their slots stay taken until ``let_go``.
-    fn abandon(&self, py: Python<'_>, handles: Vec<u64>) {
-        let handles: Vec<Handle> = handles.into_iter().map(Handle).collect();
+    fn abandon(&self, py: Python<'_>, handles: Deferred<Numbers<named::Handles>>) -> PyResult<()> {
+        let handles: Vec<Handle> = handles.value()?.into_iter().map(Handle).collect();
         self.shared(py).tier.abandon(&handles);
+        Ok(())
     }
 
     /// Forgets the rows that are ready and not in use.
-    fn forget(&self, py: Python<'_>, keys: Keys) {
+    fn forget(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<()> {
+        let keys = keys.get()?;
         self.shared(py).tier.forget(&keys.0);
+        Ok(())
     }
 
     /// Forgets every row.

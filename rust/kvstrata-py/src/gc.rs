@@ -1,5 +1,6 @@
 //! Removing rows from a bucket.
 
+use core::time::Duration;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,8 +15,8 @@ use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};
 
 use crate::arguments::{
-    self as named, Capacity, DryRun, Flag, Given, OlderThan, Root, RowBytes, Seconds, SizeText,
-    Text,
+    self as named, Capacity, Deferred, DryRun, Flag, Given, OlderThan, Root, RowBytes, Seconds,
+    SizeText, Text,
 };
 use crate::error::refused;
 use crate::json::{self, Manifest};
@@ -40,8 +41,8 @@ use crate::open::{Common, ForBucket, memory};
 #[pyfunction]
 #[pyo3(
     signature = (
-        url, *, capacity=Given::ABSENT, older_than_s=Given::ABSENT, dry_run=Flag::FALSE,
-        deadline_s=Seconds::new(30), time_limit_s=Given::ABSENT, endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
+        url, *, capacity=Given::ABSENT, older_than_s=Given::ABSENT, dry_run=Deferred::of(false),
+        deadline_s=Deferred::of(Duration::from_secs(30)), time_limit_s=Given::ABSENT, endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
         allow_http=Given::ABSENT, ca_bundle=Given::ABSENT,
     ) -> "dict[str, Any]",
     text_signature = "(url, *, capacity=..., older_than_s=..., dry_run=False, deadline_s=30.0, \
@@ -54,11 +55,11 @@ use crate::open::{Common, ForBucket, memory};
 )]
 pub(crate) fn collect_garbage(
     py: Python<'_>,
-    url: Root,
+    url: Deferred<Root>,
     capacity: Given<SizeText<Capacity>>,
     older_than_s: Given<Seconds<OlderThan>>,
-    dry_run: Flag<DryRun>,
-    deadline_s: Seconds<named::Deadline>,
+    dry_run: Deferred<Flag<DryRun>>,
+    deadline_s: Deferred<Seconds<named::Deadline>>,
     time_limit_s: Given<Seconds<named::TimeLimit>>,
     endpoint: Given<Text<named::Endpoint>>,
     region: Given<Text<named::Region>>,
@@ -66,20 +67,21 @@ pub(crate) fn collect_garbage(
     allow_http: Given<Flag<named::AllowHttp>>,
     ca_bundle: Given<Text<named::CaBundle>>,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let bucket = ForBucket {
-        endpoint,
-        region,
-        addressing,
-        allow_http,
-        ca_bundle,
-        ..ForBucket::default()
-    };
+    let url = url.get()?;
     let what = What {
-        capacity,
-        older_than_s,
-        dry_run: dry_run.value,
-        deadline_s,
-        time_limit_s,
+        capacity: capacity.get()?,
+        older_than: older_than_s.get()?.map(|time| time.value),
+        dry_run: dry_run.value()?,
+        deadline: deadline_s.value()?,
+        time_limit: time_limit_s.get()?.map(|time| time.value),
+    };
+    let bucket = ForBucket {
+        endpoint: endpoint.get()?,
+        region: region.get()?,
+        addressing: addressing.get()?,
+        allow_http: allow_http.get()?,
+        ca_bundle: ca_bundle.get()?,
+        ..ForBucket::default()
     };
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let interrupted = || {
@@ -102,11 +104,11 @@ pub(crate) fn collect_garbage(
 
 /// What is asked for.
 struct What {
-    capacity: Given<SizeText<Capacity>>,
-    older_than_s: Given<Seconds<OlderThan>>,
+    capacity: Option<SizeText<Capacity>>,
+    older_than: Option<Duration>,
     dry_run: bool,
-    deadline_s: Seconds<named::Deadline>,
-    time_limit_s: Given<Seconds<named::TimeLimit>>,
+    deadline: Duration,
+    time_limit: Option<Duration>,
 }
 
 fn collect(
@@ -118,7 +120,7 @@ fn collect(
     let Root::Bucket(location) = url else {
         return Err(Error::config("url: a bucket is expected"));
     };
-    let capacity_bytes = match what.capacity.0.map(|size| size.value) {
+    let capacity_bytes = match what.capacity.map(|size| size.value) {
         Some(Size::Bytes(bytes)) => Some(bytes),
         Some(Size::Percent(_)) => {
             return Err(Error::config("capacity: a number of bytes is expected"));
@@ -127,9 +129,9 @@ fn collect(
     };
     let asked = GcOptions {
         capacity_bytes,
-        older_than: what.older_than_s.0.map(|time| time.value),
+        older_than: what.older_than,
         dry_run: what.dry_run,
-        time_limit: what.time_limit_s.0.map(|time| time.value),
+        time_limit: what.time_limit,
     };
     if asked.capacity_bytes.is_none() && asked.older_than.is_none() {
         return Err(Error::config(
@@ -140,7 +142,7 @@ fn collect(
     let any = Common {
         manifest: Manifest(Map::from_iter([("model".to_owned(), "any".into())])),
         row_bytes: RowBytes(BTreeMap::from([(GroupId(0), 1)])),
-        deadline: what.deadline_s,
+        deadline: what.deadline,
         required: true,
         honours_busy: false,
         admission: AdmissionOptions::default(),

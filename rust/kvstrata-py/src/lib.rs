@@ -5,39 +5,19 @@
 
 mod arena;
 mod arguments;
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "arguments are made for one call each"
-)]
 mod cache_policy;
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "arguments are made for one call each"
-)]
 mod cpu_tier;
 mod environment;
 mod error;
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "arguments are made for one call each"
-)]
 mod gc;
 mod handle;
 mod job_result;
 mod json;
 mod namespace;
 mod notices;
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "arguments are made for one call each"
-)]
 mod open;
 mod requests;
 mod simulate;
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "arguments are made for one call each"
-)]
 mod tier;
 
 /// The Rust core of kvstrata.

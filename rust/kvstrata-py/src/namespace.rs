@@ -6,6 +6,7 @@ use kvstrata_core::namespace;
 use kvstrata_core::sys::sync::lock;
 use pyo3::prelude::*;
 
+use crate::arguments::{Deferred, bytes};
 use crate::error::raised;
 use crate::json::Manifest;
 
@@ -26,8 +27,11 @@ impl Fingerprint {
     }
 
     /// Adds the next bytes.
-    fn update(&self, py: Python<'_>, data: &[u8]) {
+    #[pyo3(signature = (data: "bytes"))]
+    fn update(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let data = bytes("data", data)?.as_bytes();
         py.detach(|| lock(&self.digest).update(data));
+        Ok(())
     }
 
     /// The digest of all bytes so far: 64 lower-case hexadecimal digits.
@@ -48,8 +52,8 @@ fn stored(py: Python<'_>, manifest: Manifest) -> PyResult<namespace::Manifest> {
 /// Raises ``ConfigError`` for what cannot be a manifest.
 #[pyfunction]
 #[pyo3(text_signature = "(manifest)")]
-pub(crate) fn manifest_digest(py: Python<'_>, manifest: Manifest) -> PyResult<String> {
-    Ok(stored(py, manifest)?.digest().to_string())
+pub(crate) fn manifest_digest(py: Python<'_>, manifest: Deferred<Manifest>) -> PyResult<String> {
+    Ok(stored(py, manifest.get()?)?.digest().to_string())
 }
 
 /// The fields in which two whole manifests differ: path, canonical text in ``a``, and in ``b``.
@@ -60,10 +64,10 @@ pub(crate) fn manifest_digest(py: Python<'_>, manifest: Manifest) -> PyResult<St
 #[pyo3(text_signature = "(a, b)")]
 pub(crate) fn manifest_differences(
     py: Python<'_>,
-    a: Manifest,
-    b: Manifest,
+    a: Deferred<Manifest>,
+    b: Deferred<Manifest>,
 ) -> PyResult<Vec<Difference>> {
-    let differences = stored(py, a)?.differences(&stored(py, b)?);
+    let differences = stored(py, a.get()?)?.differences(&stored(py, b.get()?)?);
     Ok(differences
         .into_iter()
         .map(|found| (found.field, found.ours, found.theirs))

@@ -1,5 +1,6 @@
 //! `open_tier`: one function for every kind of tier.
 
+use core::time::Duration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +18,7 @@ use pyo3::prelude::*;
 
 use crate::arena::ArenaBuffer;
 use crate::arguments::{
-    self as named, Capacity, Count, Deadline, Flag, Given, HonoursBusy, MinFree, Policy,
+    self as named, Capacity, Count, Deadline, Deferred, Flag, Given, HonoursBusy, MinFree, Policy,
     Probability, Required, Root, RowBytes, Seconds, SizeText, Text,
 };
 use crate::environment;
@@ -34,7 +35,7 @@ static MEMORY: Mutex<BTreeMap<String, Store>> = Mutex::new(BTreeMap::new());
 pub(crate) struct Common {
     pub(crate) manifest: Manifest,
     pub(crate) row_bytes: RowBytes,
-    pub(crate) deadline: Seconds<Deadline>,
+    pub(crate) deadline: Duration,
     pub(crate) required: bool,
     pub(crate) honours_busy: bool,
     pub(crate) admission: AdmissionOptions,
@@ -44,46 +45,52 @@ pub(crate) struct Common {
 const THETA: f32 = 0.05;
 
 /// Which rows a tier takes, as it was given.
+///
+/// # Errors
+/// The refusal of an argument.
 pub(crate) fn admission(
     theta: Given<Probability<named::Theta>>,
     store_threshold: Given<Count<named::StoreThreshold>>,
     tracked_keys: Given<Count<named::TrackedKeys>>,
     directory: Given<Count<named::Directory>>,
-) -> AdmissionOptions {
+    theta_default: f32,
+) -> PyResult<AdmissionOptions> {
     let own = AdmissionOptions::default();
-    let threshold = store_threshold.0.map(|count| count.value);
-    AdmissionOptions {
-        theta: theta.0.map_or(THETA, |theta| theta.value),
+    let threshold = store_threshold.get()?.map(|count| count.value);
+    Ok(AdmissionOptions {
+        theta: theta.get()?.map_or(theta_default, |theta| theta.value),
         store_threshold: threshold.map_or(own.store_threshold, |count| {
             u32::try_from(count).unwrap_or(u32::MAX)
         }),
-        tracked_keys: tracked_keys.0.map_or(own.tracked_keys, |count| count.value),
-        directory: directory.0.map(|count| count.value),
-    }
+        tracked_keys: tracked_keys
+            .get()?
+            .map_or(own.tracked_keys, |count| count.value),
+        directory: directory.get()?.map(|count| count.value),
+    })
 }
 
 /// What only directories take.
 struct ForDirectory {
-    capacity: Given<SizeText<Capacity>>,
-    min_free: Given<SizeText<MinFree>>,
-    policy: Given<Text<Policy>>,
-    io_backend: Given<Text<named::IoBackend>>,
-    share_mode: Given<Text<named::ShareMode>>,
+    capacity: Option<SizeText<Capacity>>,
+    min_free: Option<SizeText<MinFree>>,
+    policy: Option<Text<Policy>>,
+    io_backend: Option<Text<named::IoBackend>>,
+    share_mode: Option<Text<named::ShareMode>>,
 }
 
 /// What only buckets take.
 #[derive(Default)]
 pub(crate) struct ForBucket {
-    pub(crate) endpoint: Given<Text<named::Endpoint>>,
-    pub(crate) region: Given<Text<named::Region>>,
-    pub(crate) addressing: Given<Text<named::Addressing>>,
-    pub(crate) allow_http: Given<Flag<named::AllowHttp>>,
-    pub(crate) ca_bundle: Given<Text<named::CaBundle>>,
-    pub(crate) requests_max: Given<Count<named::RequestsMax>>,
-    pub(crate) in_flight_max: Given<SizeText<named::InFlightMax>>,
-    pub(crate) lookup_wait_s: Given<Seconds<named::LookupWait>>,
-    pub(crate) found_s: Given<Seconds<named::FoundFor>>,
-    pub(crate) absent_s: Given<Seconds<named::AbsentFor>>,
+    pub(crate) endpoint: Option<Text<named::Endpoint>>,
+    pub(crate) region: Option<Text<named::Region>>,
+    pub(crate) addressing: Option<Text<named::Addressing>>,
+    pub(crate) allow_http: Option<Flag<named::AllowHttp>>,
+    pub(crate) ca_bundle: Option<Text<named::CaBundle>>,
+    pub(crate) requests_max: Option<Count<named::RequestsMax>>,
+    pub(crate) in_flight_max: Option<SizeText<named::InFlightMax>>,
+    pub(crate) lookup_wait_s: Option<Seconds<named::LookupWait>>,
+    pub(crate) found_s: Option<Seconds<named::FoundFor>>,
+    pub(crate) absent_s: Option<Seconds<named::AbsentFor>>,
 }
 
 fn misplaced(name: &str, given: bool, what: &str) -> Result<()> {
@@ -97,17 +104,17 @@ fn misplaced(name: &str, given: bool, what: &str) -> Result<()> {
 impl ForDirectory {
     fn refuse(&self) -> Result<()> {
         let what = "is for file:// alone; what a bucket holds is bounded by its lifecycle rules";
-        misplaced("capacity", self.capacity.0.is_some(), what)?;
-        misplaced("min_free", self.min_free.0.is_some(), what)?;
-        misplaced("policy", self.policy.0.is_some(), what)?;
+        misplaced("capacity", self.capacity.is_some(), what)?;
+        misplaced("min_free", self.min_free.is_some(), what)?;
+        misplaced("policy", self.policy.is_some(), what)?;
         misplaced(
             "io_backend",
-            self.io_backend.0.is_some(),
+            self.io_backend.is_some(),
             "is for file:// alone",
         )?;
         misplaced(
             "share_mode",
-            self.share_mode.0.is_some(),
+            self.share_mode.is_some(),
             "is for file:// alone",
         )
     }
@@ -119,17 +126,14 @@ impl ForDirectory {
             root,
             identity: common.manifest.0,
             row_bytes: common.row_bytes.0,
-            capacity: self.capacity.0.map(|size| size.value).ok_or_else(missing)?,
-            min_free: self
-                .min_free
-                .0
-                .map_or(Size::Percent(5.0), |size| size.value),
-            policy: text(self.policy.0.map(|text| text.value), "lru"),
+            capacity: self.capacity.map(|size| size.value).ok_or_else(missing)?,
+            min_free: self.min_free.map_or(Size::Percent(5.0), |size| size.value),
+            policy: text(self.policy.map(|text| text.value), "lru"),
             directory: common.admission.directory,
             admission: common.admission,
-            io_backend: text(self.io_backend.0.map(|text| text.value), "auto"),
-            deadline: common.deadline.value,
-            share_mode: text(self.share_mode.0.map(|text| text.value), "private"),
+            io_backend: text(self.io_backend.map(|text| text.value), "auto"),
+            deadline: common.deadline,
+            share_mode: text(self.share_mode.map(|text| text.value), "private"),
             required: common.required,
             honours_busy: common.honours_busy,
         })
@@ -139,22 +143,22 @@ impl ForDirectory {
 impl ForBucket {
     fn refuse(&self) -> Result<()> {
         let what = "is for buckets (s3://, gs://, az://) alone";
-        misplaced("endpoint", self.endpoint.0.is_some(), what)?;
-        misplaced("region", self.region.0.is_some(), what)?;
-        misplaced("addressing", self.addressing.0.is_some(), what)?;
-        misplaced("allow_http", self.allow_http.0.is_some(), what)?;
-        misplaced("ca_bundle", self.ca_bundle.0.is_some(), what)?;
-        misplaced("requests_max", self.requests_max.0.is_some(), what)?;
-        misplaced("in_flight_max", self.in_flight_max.0.is_some(), what)?;
-        misplaced("lookup_wait_s", self.lookup_wait_s.0.is_some(), what)?;
-        misplaced("found_s", self.found_s.0.is_some(), what)?;
-        misplaced("absent_s", self.absent_s.0.is_some(), what)
+        misplaced("endpoint", self.endpoint.is_some(), what)?;
+        misplaced("region", self.region.is_some(), what)?;
+        misplaced("addressing", self.addressing.is_some(), what)?;
+        misplaced("allow_http", self.allow_http.is_some(), what)?;
+        misplaced("ca_bundle", self.ca_bundle.is_some(), what)?;
+        misplaced("requests_max", self.requests_max.is_some(), what)?;
+        misplaced("in_flight_max", self.in_flight_max.is_some(), what)?;
+        misplaced("lookup_wait_s", self.lookup_wait_s.is_some(), what)?;
+        misplaced("found_s", self.found_s.is_some(), what)?;
+        misplaced("absent_s", self.absent_s.is_some(), what)
     }
 
     pub(crate) fn options(self, location: Location, common: Common) -> Result<ObjectOptions> {
-        let addressing = self.addressing.0.map(|text| Addressing::parse(&text.value));
+        let addressing = self.addressing.map(|text| Addressing::parse(&text.value));
         let own = ObjectLimits::default();
-        let in_flight = match self.in_flight_max.0.map(|size| size.value) {
+        let in_flight = match self.in_flight_max.map(|size| size.value) {
             Some(Size::Bytes(bytes)) => bytes,
             Some(Size::Percent(_)) => {
                 return Err(Error::config(
@@ -166,15 +170,13 @@ impl ForBucket {
         let limits = ObjectLimits {
             requests_max: self
                 .requests_max
-                .0
                 .map_or(own.requests_max, |count| count.value),
             bytes_in_flight_max: in_flight,
             lookup_wait: self
                 .lookup_wait_s
-                .0
                 .map_or(own.lookup_wait, |time| time.value),
-            found_for: self.found_s.0.map_or(own.found_for, |time| time.value),
-            absent_for: self.absent_s.0.map_or(own.absent_for, |time| time.value),
+            found_for: self.found_s.map_or(own.found_for, |time| time.value),
+            absent_for: self.absent_s.map_or(own.absent_for, |time| time.value),
             admission: common.admission,
             ..own
         };
@@ -182,12 +184,12 @@ impl ForBucket {
             location,
             identity: common.manifest.0,
             row_bytes: common.row_bytes.0,
-            endpoint: self.endpoint.0.map(|text| text.value),
-            region: self.region.0.map(|text| text.value),
+            endpoint: self.endpoint.map(|text| text.value),
+            region: self.region.map(|text| text.value),
             addressing: addressing.transpose()?.unwrap_or(Addressing::Auto),
-            allow_http: self.allow_http.0.is_some_and(|flag| flag.value),
-            ca_bundle: self.ca_bundle.0.map(|text| PathBuf::from(text.value)),
-            deadline: common.deadline.value,
+            allow_http: self.allow_http.is_some_and(|flag| flag.value),
+            ca_bundle: self.ca_bundle.map(|text| PathBuf::from(text.value)),
+            deadline: common.deadline,
             required: common.required,
             environment: environment::read(),
             files: NamedFiles::default(),
@@ -280,8 +282,9 @@ fn open(
 #[pyo3(
     signature = (
         url, *, manifest, row_bytes, arena, capacity=Given::ABSENT, min_free=Given::ABSENT,
-        policy=Given::ABSENT, io_backend=Given::ABSENT, deadline_s=Seconds::new(30),
-        share_mode=Given::ABSENT, required=Flag::TRUE, honours_busy=Flag::FALSE,
+        policy=Given::ABSENT, io_backend=Given::ABSENT,
+        deadline_s=Deferred::of(Duration::from_secs(30)), share_mode=Given::ABSENT,
+        required=Deferred::of(true), honours_busy=Deferred::of(false),
         theta=Given::ABSENT, store_threshold=Given::ABSENT, tracked_keys=Given::ABSENT,
         directory=Given::ABSENT, endpoint=Given::ABSENT, region=Given::ABSENT, addressing=Given::ABSENT,
         allow_http=Given::ABSENT, ca_bundle=Given::ABSENT, requests_max=Given::ABSENT,
@@ -299,18 +302,18 @@ fn open(
 )]
 pub(crate) fn open_tier(
     py: Python<'_>,
-    url: Root,
-    manifest: Manifest,
-    row_bytes: RowBytes,
-    arena: ArenaBuffer,
+    url: Deferred<Root>,
+    manifest: Deferred<Manifest>,
+    row_bytes: Deferred<RowBytes>,
+    arena: Deferred<ArenaBuffer>,
     capacity: Given<SizeText<Capacity>>,
     min_free: Given<SizeText<MinFree>>,
     policy: Given<Text<Policy>>,
     io_backend: Given<Text<named::IoBackend>>,
-    deadline_s: Seconds<Deadline>,
+    deadline_s: Deferred<Seconds<Deadline>>,
     share_mode: Given<Text<named::ShareMode>>,
-    required: Flag<Required>,
-    honours_busy: Flag<HonoursBusy>,
+    required: Deferred<Flag<Required>>,
+    honours_busy: Deferred<Flag<HonoursBusy>>,
     theta: Given<Probability<named::Theta>>,
     store_threshold: Given<Count<named::StoreThreshold>>,
     tracked_keys: Given<Count<named::TrackedKeys>>,
@@ -326,34 +329,35 @@ pub(crate) fn open_tier(
     found_s: Given<Seconds<named::FoundFor>>,
     absent_s: Given<Seconds<named::AbsentFor>>,
 ) -> PyResult<Tier> {
+    let url = url.get()?;
     let common = Common {
-        manifest,
-        row_bytes,
-        deadline: deadline_s,
-        required: required.value,
-        honours_busy: honours_busy.value,
-        admission: admission(theta, store_threshold, tracked_keys, directory),
+        manifest: manifest.get()?,
+        row_bytes: row_bytes.get()?,
+        deadline: deadline_s.value()?,
+        required: required.value()?,
+        honours_busy: honours_busy.value()?,
+        admission: admission(theta, store_threshold, tracked_keys, directory, THETA)?,
     };
     let on_disk = ForDirectory {
-        capacity,
-        min_free,
-        policy,
-        io_backend,
-        share_mode,
+        capacity: capacity.get()?,
+        min_free: min_free.get()?,
+        policy: policy.get()?,
+        io_backend: io_backend.get()?,
+        share_mode: share_mode.get()?,
     };
     let bucket = ForBucket {
-        endpoint,
-        region,
-        addressing,
-        allow_http,
-        ca_bundle,
-        requests_max,
-        in_flight_max,
-        lookup_wait_s,
-        found_s,
-        absent_s,
+        endpoint: endpoint.get()?,
+        region: region.get()?,
+        addressing: addressing.get()?,
+        allow_http: allow_http.get()?,
+        ca_bundle: ca_bundle.get()?,
+        requests_max: requests_max.get()?,
+        in_flight_max: in_flight_max.get()?,
+        lookup_wait_s: lookup_wait_s.get()?,
+        found_s: found_s.get()?,
+        absent_s: absent_s.get()?,
     };
-    let (arena, buffer) = arena.split();
+    let (arena, buffer) = arena.get()?.split();
     let opened = py.detach(|| {
         open(url, common, on_disk, bucket, arena).map(|tier| {
             let notices = tier.take_notices();

@@ -4,9 +4,13 @@ use kvstrata_core::error::{Error, ErrorKind};
 use kvstrata_core::eviction::admission::AdmissionOptions;
 use kvstrata_core::simulate::optimum::optimum;
 use kvstrata_core::simulate::replay::{Outcome, Setting, TierSetting, replay};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::{
+    self as named, Deferred, Flag, Number32, Probability, Size, Text, bytes, optional, shown,
+};
 use crate::error::{exception, raised};
 
 /// A request trace in memory.
@@ -20,7 +24,9 @@ impl Trace {
     ///
     /// Raises ``ArgumentError``, with the number of the line, for anything that is not a trace.
     #[new]
-    fn new(py: Python<'_>, text: &[u8]) -> PyResult<Self> {
+    #[pyo3(signature = (text: "bytes"))]
+    fn new(py: Python<'_>, text: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let text = bytes("text", text)?.as_bytes();
         let parsed = py.detach(|| kvstrata_core::simulate::trace::Trace::parse(text));
         parsed.map(Self).map_err(|error| raised(py, &error))
     }
@@ -62,8 +68,9 @@ impl Trace {
     }
 
     /// Blocks that the best cache of so many blocks would have found.
-    fn optimum(&self, py: Python<'_>, capacity: usize) -> u64 {
-        py.detach(|| optimum(&self.0, capacity))
+    fn optimum(&self, py: Python<'_>, capacity: Deferred<Size<named::Blocks>>) -> PyResult<u64> {
+        let capacity = capacity.value()?;
+        Ok(py.detach(|| optimum(&self.0, capacity)))
     }
 
     /// Replays the trace; returns counts by name.
@@ -71,31 +78,44 @@ impl Trace {
     /// ``each``, if a list, is given the number of blocks that each request found in the tier.
     ///
     /// Raises ``ConfigError`` for a policy that is not known, ``ArgumentError`` for a tier of no
-    /// blocks.
-    #[pyo3(signature = (policy, capacity, *, theta=0.0, gpu_blocks=0, below_policy=None,
-                        below_capacity=0, below_theta=0.0, store_threshold=1, directory=None,
-                        head_untold=false, told_late=false, each=None))]
+    /// blocks, and for what is out of range.
+    #[pyo3(
+        signature = (
+            policy, capacity, *, theta=Deferred::of(0.0), gpu_blocks=Deferred::of(0),
+            below_policy=None, below_capacity=Deferred::of(0), below_theta=Deferred::of(0.0),
+            store_threshold=Deferred::of(1), directory=None, head_untold=Deferred::of(false),
+            told_late=Deferred::of(false), each=None
+        ),
+        text_signature = "($self, policy, capacity, *, theta=0.0, gpu_blocks=0, below_policy=None, \
+            below_capacity=0, below_theta=0.0, store_threshold=1, directory=None, \
+            head_untold=False, told_late=False, each=None)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "all are named")]
     fn replay<'py>(
         &self,
         py: Python<'py>,
-        policy: String,
-        capacity: usize,
-        theta: f32,
-        gpu_blocks: usize,
-        below_policy: Option<String>,
-        below_capacity: usize,
-        below_theta: f32,
-        store_threshold: u32,
-        directory: Option<usize>,
-        head_untold: bool,
-        told_late: bool,
+        policy: Deferred<Text<named::Policy>>,
+        capacity: Deferred<Size<named::Blocks>>,
+        theta: Deferred<Probability<named::UseLikelihood>>,
+        gpu_blocks: Deferred<Size<named::GpuBlocks>>,
+        below_policy: Option<Deferred<Text<named::BelowPolicy>>>,
+        below_capacity: Deferred<Size<named::BelowBlocks>>,
+        below_theta: Deferred<Probability<named::BelowLikelihood>>,
+        store_threshold: Deferred<Number32<named::Requests>>,
+        directory: Option<Deferred<Size<named::Known>>>,
+        head_untold: Deferred<Flag<named::HeadUntold>>,
+        told_late: Deferred<Flag<named::ToldLate>>,
         each: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !(0.0..=1.0).contains(&theta) || !(0.0..=1.0).contains(&below_theta) {
-            let text = "theta is a probability: 0 to 1".to_owned();
+        let append = intern!(py, "append");
+        if let Some(each) = &each
+            && !each.hasattr(append)?
+        {
+            let text = format!("each is {}; a list is expected", shown(each));
             return Err(exception(py, ErrorKind::Argument, text));
         }
+        let (store_threshold, directory) = (store_threshold.value()?, optional(directory)?);
+        let (below_capacity, below_theta) = (below_capacity.value()?, below_theta.value()?);
         let admission = |theta: f32| AdmissionOptions {
             theta,
             store_threshold,
@@ -104,20 +124,20 @@ impl Trace {
         };
         let setting = Setting {
             tier: TierSetting {
-                policy,
-                capacity,
+                policy: policy.value()?,
+                capacity: capacity.value()?,
                 directory,
-                admission: admission(theta),
+                admission: admission(theta.value()?),
             },
-            gpu_blocks,
-            below: below_policy.map(|policy| TierSetting {
+            gpu_blocks: gpu_blocks.value()?,
+            below: optional(below_policy)?.map(|policy| TierSetting {
                 policy,
                 capacity: below_capacity,
                 directory,
                 admission: admission(below_theta),
             }),
-            head_untold,
-            told_late,
+            head_untold: head_untold.value()?,
+            told_late: told_late.value()?,
         };
         let mut hits = Vec::new();
         let keep = each.is_some();
@@ -131,7 +151,7 @@ impl Trace {
         let outcome = outcome.map_err(|error| raised(py, &error))?;
         if let Some(each) = each {
             for found in hits {
-                each.call_method1("append", (found,))?;
+                each.call_method1(append, (found,))?;
             }
         }
         Ok(counts(py, &outcome)?.into_any())

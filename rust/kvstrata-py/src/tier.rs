@@ -11,7 +11,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{JobId, Keys, Offsets, Seconds, Timeout};
+use crate::arguments::{
+    self as named, Deferred, JobId, Keys, NewTokens, Number32, Offsets, OutputTokens, PromptTokens,
+    RequestId, Seconds, Text, Timeout, optional,
+};
 use crate::error::{exception, raised};
 use crate::handle::Handle;
 use crate::job_result::JobResult;
@@ -19,6 +22,8 @@ use crate::json;
 
 /// Longest stretch of a wait between two looks for signals.
 const SLICE: Duration = Duration::from_millis(100);
+/// How long closing takes at most, where nothing else is said.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A storage tier on a directory or a bucket; made by :func:`kvstrata.open_tier`.
 ///
@@ -66,21 +71,36 @@ impl Tier {
     ///
     /// None means: ask again. Answered from memory, never from disk; neither pins a row nor
     /// counts as an access.
-    fn lookup(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<Option<bool>>> {
+    fn lookup(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<Vec<Option<bool>>> {
+        let keys = keys.get()?;
         self.checked(py, |tier| tier.lookup(&keys.0))
     }
 
     /// Starts to store the slot at ``offsets[i]`` as the row of ``keys[i]``; returns at once.
     ///
     /// ``job_id`` is any number from 0 to 2**64 - 1 that is not in flight or unpolled.
-    fn store(&self, py: Python<'_>, job_id: JobId, keys: Keys, offsets: Offsets) -> PyResult<()> {
+    fn store(
+        &self,
+        py: Python<'_>,
+        job_id: Deferred<JobId>,
+        keys: Deferred<Keys>,
+        offsets: Deferred<Offsets>,
+    ) -> PyResult<()> {
+        let (job_id, keys, offsets) = (job_id.get()?, keys.get()?, offsets.get()?);
         self.checked(py, |tier| tier.store(job_id.0, &keys.0, &offsets.0))
     }
 
     /// Starts to load the row of ``keys[i]`` into the slot at ``offsets[i]``; returns at once.
     ///
     /// ``job_id`` is any number from 0 to 2**64 - 1 that is not in flight or unpolled.
-    fn load(&self, py: Python<'_>, job_id: JobId, keys: Keys, offsets: Offsets) -> PyResult<()> {
+    fn load(
+        &self,
+        py: Python<'_>,
+        job_id: Deferred<JobId>,
+        keys: Deferred<Keys>,
+        offsets: Deferred<Offsets>,
+    ) -> PyResult<()> {
+        let (job_id, keys, offsets) = (job_id.get()?, keys.get()?, offsets.get()?);
         self.checked(py, |tier| tier.load(job_id.0, &keys.0, &offsets.0))
     }
 
@@ -90,8 +110,12 @@ impl Tier {
     }
 
     /// Blocks until a result is there or ``timeout_s`` seconds are over, then polls.
-    fn wait(&self, py: Python<'_>, timeout_s: Seconds<Timeout>) -> PyResult<Vec<JobResult>> {
-        let mut left = timeout_s.value;
+    fn wait(
+        &self,
+        py: Python<'_>,
+        timeout_s: Deferred<Seconds<Timeout>>,
+    ) -> PyResult<Vec<JobResult>> {
+        let mut left = timeout_s.value()?;
         loop {
             let slice = left.min(SLICE);
             let results = self.checked(py, |tier| tier.wait(slice))?;
@@ -124,7 +148,8 @@ impl Tier {
     }
 
     /// Counts as an access to each key's row; unknown keys are ignored.
-    fn touch(&self, py: Python<'_>, keys: Keys) -> PyResult<()> {
+    fn touch(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<()> {
+        let keys = keys.get()?;
         self.checked(py, |tier| tier.touch(&keys.0))
     }
 
@@ -141,30 +166,37 @@ impl Tier {
     fn observe(
         &self,
         py: Python<'_>,
-        request_id: &str,
-        keys: Keys,
-        prompt_tokens: Option<u32>,
-        new_tokens: Option<u32>,
-        hint: Option<&str>,
+        request_id: Deferred<Text<RequestId>>,
+        keys: Deferred<Keys>,
+        prompt_tokens: Option<Deferred<Number32<PromptTokens>>>,
+        new_tokens: Option<Deferred<Number32<NewTokens>>>,
+        hint: Option<Deferred<Text<named::Hint>>>,
     ) -> PyResult<()> {
-        let hint = hint_of(py, hint)?;
+        let (request_id, keys) = (request_id.value()?, keys.get()?);
         let context = Context {
-            prompt_tokens,
-            new_tokens,
-            hint,
+            prompt_tokens: optional(prompt_tokens)?,
+            new_tokens: optional(new_tokens)?,
+            hint: hint_of(py, hint)?,
         };
-        self.checked(py, |tier| tier.observe(request_id, &keys.0, context))
+        self.checked(py, |tier| tier.observe(&request_id, &keys.0, context))
     }
 
     /// An observed request has ended with a response of so many tokens; ``None`` if not known.
     ///
     /// One that is not open is ignored.
-    fn finish(&self, py: Python<'_>, request_id: &str, output_tokens: Option<u32>) -> PyResult<()> {
-        self.checked(py, |tier| tier.finish(request_id, output_tokens))
+    fn finish(
+        &self,
+        py: Python<'_>,
+        request_id: Deferred<Text<RequestId>>,
+        output_tokens: Option<Deferred<Number32<OutputTokens>>>,
+    ) -> PyResult<()> {
+        let (request_id, output_tokens) = (request_id.value()?, optional(output_tokens)?);
+        self.checked(py, |tier| tier.finish(&request_id, output_tokens))
     }
 
     /// Hides each key's row at once; its space follows. Unknown keys are ignored.
-    fn remove(&self, py: Python<'_>, keys: Keys) -> PyResult<()> {
+    fn remove(&self, py: Python<'_>, keys: Deferred<Keys>) -> PyResult<()> {
+        let keys = keys.get()?;
         self.checked(py, |tier| tier.remove(&keys.0))
     }
 
@@ -194,9 +226,9 @@ impl Tier {
     /// Raises ``BusyError`` only while the kernel still owns bytes of the arena; call it again
     /// then. After success it does nothing. A forked child is refused, as by every method: the tier
     /// is its parent's. Leaving a ``with`` block there closes nothing.
-    #[pyo3(signature = (timeout_s=Seconds::new(10)), text_signature = "($self, timeout_s=10.0)")]
-    fn close(&self, py: Python<'_>, timeout_s: Seconds<Timeout>) -> PyResult<()> {
-        self.handle.close(py, timeout_s.value)
+    #[pyo3(signature = (timeout_s=Deferred::of(CLOSE_TIMEOUT)), text_signature = "($self, timeout_s=10.0)")]
+    fn close(&self, py: Python<'_>, timeout_s: Deferred<Seconds<Timeout>>) -> PyResult<()> {
+        self.handle.close(py, timeout_s.value()?)
     }
 
     fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
@@ -217,7 +249,7 @@ impl Tier {
         if self.handle.is_forked() {
             return Ok(());
         }
-        self.close(py, Seconds::new(10))
+        self.handle.close(py, CLOSE_TIMEOUT)
     }
 
     fn __repr__(&self) -> &'static str {
@@ -238,8 +270,11 @@ impl Tier {
 }
 
 /// What follows a request, by its name.
-pub(crate) fn hint_of(py: Python<'_>, name: Option<&str>) -> PyResult<Hint> {
-    match name {
+///
+/// # Errors
+/// `ArgumentError` for a name that is not known.
+pub(crate) fn hint_of(py: Python<'_>, name: Option<Deferred<Text<named::Hint>>>) -> PyResult<Hint> {
+    match optional(name)?.as_deref() {
         None => Ok(Hint::None),
         Some("tool_use") => Ok(Hint::ToolUse),
         Some("end_of_turn") => Ok(Hint::EndOfTurn),

@@ -46,6 +46,29 @@ impl FromPyObject<'_, '_> for Keys {
     }
 }
 
+/// Sequences of keys.
+pub(crate) struct Groups(pub(crate) Vec<Keys>);
+
+impl FromPyObject<'_, '_> for Groups {
+    type Error = PyErr;
+    #[cfg(feature = "stubs")]
+    const INPUT_TYPE: PyStaticExpr = <Vec<Keys> as FromPyObject<'_, '_>>::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let Ok(groups) = object.try_iter() else {
+            let text = format!(
+                "groups is {}; a sequence of sequences of keys is expected",
+                type_name(&object)
+            );
+            return Err(exception(object.py(), ErrorKind::Argument, text));
+        };
+        groups
+            .map(|group| group?.extract())
+            .collect::<PyResult<Vec<Keys>>>()
+            .map(Self)
+    }
+}
+
 fn key(item: &Bound<'_, PyAny>, position: usize) -> PyResult<Key> {
     let py = item.py();
     let made = if let Ok(bytes) = item.cast::<PyBytes>() {

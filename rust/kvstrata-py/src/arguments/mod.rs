@@ -1,8 +1,11 @@
 //! Arguments as Python gives them, checked one by one; a refusal names the argument.
 
+mod bytes;
+mod deferred;
 mod given;
 mod keys;
 mod named;
+mod numbers;
 mod offsets;
 mod root;
 mod row_bytes;
@@ -11,9 +14,12 @@ mod size;
 use kvstrata_core::error::ErrorKind;
 use pyo3::prelude::*;
 
+pub(crate) use bytes::bytes;
+pub(crate) use deferred::{Deferred, optional};
 pub(crate) use given::Given;
-pub(crate) use keys::Keys;
+pub(crate) use keys::{Groups, Keys};
 pub(crate) use named::{Count, Flag, JobId, Named, Probability, Seconds, Text};
+pub(crate) use numbers::{Moment, Number32, Number64, Numbers, Objects, Pairs, Positions, Size};
 pub(crate) use offsets::Offsets;
 pub(crate) use root::Root;
 pub(crate) use row_bytes::RowBytes;
@@ -59,6 +65,39 @@ names! {
     TimeLimit = "time_limit_s", Config;
     DryRun = "dry_run", Config;
     Timeout = "timeout_s", Argument;
+    RequestId = "request_id", Argument;
+    PromptTokens = "prompt_tokens", Argument;
+    NewTokens = "new_tokens", Argument;
+    OutputTokens = "output_tokens", Argument;
+    Hint = "hint", Argument;
+    ArenaBytes = "arena_bytes", Config;
+    Align = "align", Config;
+    Below = "below", Argument;
+    Success = "success", Argument;
+    Handles = "handles", Argument;
+    Lost = "lost", Argument;
+    Busy = "busy", Argument;
+    Now = "now", Argument;
+    Tiers = "tiers", Argument;
+    TokensPerChunk = "tokens_per_chunk", Argument;
+    Answers = "answers", Argument;
+    Sources = "sources", Argument;
+    WaitFor = "wait_s", Argument;
+    Share = "share", Argument;
+    RequestShare = "request_share", Argument;
+    Blocks = "capacity", Argument;
+    TailFirst = "tail_first", Argument;
+    Victims = "n", Argument;
+    AllKeys = "keys", Argument;
+    UseLikelihood = "theta", Argument;
+    GpuBlocks = "gpu_blocks", Argument;
+    BelowPolicy = "below_policy", Config;
+    BelowBlocks = "below_capacity", Argument;
+    BelowLikelihood = "below_theta", Argument;
+    Requests = "store_threshold", Argument;
+    Known = "directory", Argument;
+    HeadUntold = "head_untold", Argument;
+    ToldLate = "told_late", Argument;
 }
 
 /// Name of the type of `object`, for messages.

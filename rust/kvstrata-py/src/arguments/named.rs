@@ -40,7 +40,7 @@ pub(crate) struct Argument<N, F: Form> {
 }
 
 impl<N, F: Form> Argument<N, F> {
-    const fn of(value: F::Value) -> Self {
+    pub(super) const fn of(value: F::Value) -> Self {
         Self {
             value,
             name: PhantomData,
@@ -67,7 +67,7 @@ impl<N: Named, F: Form> FromPyObject<'_, '_> for Argument<N, F> {
 }
 
 /// A number that is no `bool`.
-fn number<'py, T: FromPyObjectOwned<'py>>(object: &Bound<'py, PyAny>) -> Option<T> {
+pub(super) fn number<'py, T: FromPyObjectOwned<'py>>(object: &Bound<'py, PyAny>) -> Option<T> {
     let number = object.extract().ok();
     number.filter(|_| !object.is_instance_of::<PyBool>())
 }
@@ -76,13 +76,6 @@ fn number<'py, T: FromPyObjectOwned<'py>>(object: &Bound<'py, PyAny>) -> Option<
 pub(crate) enum TextForm {}
 /// A `str`.
 pub(crate) type Text<N> = Argument<N, TextForm>;
-
-impl<N> Text<N> {
-    /// A default.
-    pub(crate) fn new(value: &str) -> Self {
-        Self::of(value.to_owned())
-    }
-}
 
 impl Form for TextForm {
     type Value = String;
@@ -100,13 +93,6 @@ impl Form for TextForm {
 pub(crate) enum FlagForm {}
 /// A `bool`.
 pub(crate) type Flag<N> = Argument<N, FlagForm>;
-
-impl<N> Flag<N> {
-    /// A default.
-    pub(crate) const TRUE: Self = Self::of(true);
-    /// A default.
-    pub(crate) const FALSE: Self = Self::of(false);
-}
 
 impl Form for FlagForm {
     type Value = bool;
@@ -126,13 +112,6 @@ const FOREVER: Duration = Duration::from_secs(0xffff_ffff);
 pub(crate) enum SecondsForm {}
 /// A duration in seconds, zero or more; infinity is [`FOREVER`].
 pub(crate) type Seconds<N> = Argument<N, SecondsForm>;
-
-impl<N> Seconds<N> {
-    /// A default.
-    pub(crate) const fn new(seconds: u64) -> Self {
-        Self::of(Duration::from_secs(seconds))
-    }
-}
 
 impl Form for SecondsForm {
     type Value = Duration;

@@ -7,6 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
+use crate::arguments::{self as named, Deferred, Objects};
 use crate::error::exception;
 
 /// A key that is there, or was.
@@ -88,6 +89,18 @@ fn drain(
     list.del_slice(0, list.len())
 }
 
+/// The objects of a call's keys.
+///
+/// # Errors
+/// `ArgumentError` for what is no sequence.
+pub(super) fn bound(
+    py: Python<'_>,
+    keys: Deferred<Objects<named::AllKeys>>,
+) -> PyResult<Vec<Bound<'_, PyAny>>> {
+    let keys = keys.value()?.into_iter();
+    Ok(keys.map(|key| key.into_bound(py)).collect())
+}
+
 /// Python's hash of bytes is keyed by the process, and kept in the object.
 pub(super) fn tag(key: &Bound<'_, PyAny>) -> PyResult<Tag> {
     let hash = key.hash()?.to_ne_bytes();
@@ -118,6 +131,11 @@ impl Keys {
             slots: Vec::new(),
             free: Vec::new(),
         }
+    }
+
+    /// Keys that are there.
+    pub(super) fn len(&self) -> usize {
+        self.numbers.len()
     }
 
     /// The chunks by key.

@@ -8,7 +8,8 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::keys::{Keys, Uses, is_free};
+use super::keys::{Keys, Uses, bound, is_free};
+use crate::arguments::{self as named, Deferred, Objects, Size};
 
 /// Tells orders apart that were made one after the other.
 static ORDERS: AtomicU64 = AtomicU64::new(0);
@@ -38,14 +39,14 @@ pub(crate) struct LruOrder {
 impl LruOrder {
     /// An empty order for so many chunks.
     #[new]
-    fn new(py: Python<'_>, capacity: usize) -> Self {
-        Self {
-            keys: Keys::new(py, capacity),
+    fn new(py: Python<'_>, capacity: Deferred<Size<named::Blocks>>) -> PyResult<Self> {
+        Ok(Self {
+            keys: Keys::new(py, capacity.value()?),
             uses: Uses::new(py),
             order: Ranked::new(),
             number: ORDERS.fetch_add(1, Ordering::Relaxed),
             latest: None,
-        }
+        })
     }
 
     #[getter]
@@ -100,7 +101,8 @@ impl LruOrder {
     }
 
     /// Makes keys, in token order, the latest ones; those that are not there are passed.
-    fn touch(&mut self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn touch(&mut self, py: Python<'_>, keys: Deferred<Objects<named::AllKeys>>) -> PyResult<()> {
+        let keys = bound(py, keys)?;
         // A cache that holds all that is asked for sees no other call that takes them up.
         self.take_uses(py)?;
         let found = self.keys.numbers(&keys)?;
@@ -128,9 +130,10 @@ impl LruOrder {
     fn evict<'py>(
         &mut self,
         py: Python<'py>,
-        n: usize,
+        n: Deferred<Size<named::Victims>>,
         protected: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let n = n.value()?;
         self.take_uses(py)?;
         let keys = &self.keys;
         let stays = |number| keys.is_in(number, protected);

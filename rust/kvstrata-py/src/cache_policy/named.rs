@@ -9,7 +9,8 @@ use kvstrata_core::sys::clock::{Clock as _, SystemClock};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
-use super::keys::{Keys, Uses, is_free, tag};
+use super::keys::{Keys, Uses, bound, is_free, tag};
+use crate::arguments::{self as named, Deferred, Flag, Objects, Size, Text};
 use crate::error::raised;
 
 const PLACEMENT: Placement = Placement {
@@ -40,8 +41,14 @@ impl CacheOrder {
     ///
     /// Raises ``ConfigError`` for a policy that is not known.
     #[new]
-    fn new(py: Python<'_>, policy: String, capacity: usize, tail_first: bool) -> PyResult<Self> {
-        let mut policy = create(&policy).map_err(|error| raised(py, &error))?;
+    fn new(
+        py: Python<'_>,
+        policy: Deferred<Text<named::Policy>>,
+        capacity: Deferred<Size<named::Blocks>>,
+        tail_first: Deferred<Flag<named::TailFirst>>,
+    ) -> PyResult<Self> {
+        let (capacity, tail_first) = (capacity.value()?, tail_first.value()?);
+        let mut policy = create(&policy.value()?).map_err(|error| raised(py, &error))?;
         policy.set_capacity(capacity);
         Ok(Self {
             policy,
@@ -105,7 +112,8 @@ impl CacheOrder {
     }
 
     /// Counts an access to keys in token order; those that are not there are passed.
-    fn touch(&mut self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn touch(&mut self, py: Python<'_>, keys: Deferred<Objects<named::AllKeys>>) -> PyResult<()> {
+        let keys = bound(py, keys)?;
         self.flush(py)?;
         self.set_time();
         let found = self.keys.numbers(&keys)?;
@@ -115,7 +123,8 @@ impl CacheOrder {
     }
 
     /// Says that keys, in token order, are not there and are about to be inserted.
-    fn miss(&mut self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn miss(&mut self, py: Python<'_>, keys: Deferred<Objects<named::AllKeys>>) -> PyResult<()> {
+        let keys = bound(py, keys)?;
         self.flush(py)?;
         let tags = keys.iter().map(tag).collect::<PyResult<Vec<Tag>>>()?;
         self.policy.missed(&tags);
@@ -127,10 +136,11 @@ impl CacheOrder {
     /// It stored some of them and used others.
     fn end(
         &mut self,
-        keys: Vec<Bound<'_, PyAny>>,
+        keys: Deferred<Objects<named::AllKeys>>,
         stored: &Bound<'_, PyAny>,
         used: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        let keys = bound(used.py(), keys)?;
         self.flush(used.py())?;
         self.set_time();
         let any_stored = stored.len()? > 0;
@@ -156,14 +166,15 @@ impl CacheOrder {
     fn evict<'py>(
         &mut self,
         py: Python<'py>,
-        n: usize,
+        n: Deferred<Size<named::Victims>>,
         protected: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let n = n.value()?;
         self.flush(py)?;
         self.set_time();
         let keys = &self.keys;
         let stays = |entry: EntryId| keys.is_in(entry.0, protected);
-        let mut victims = Vec::with_capacity(n);
+        let mut victims = Vec::with_capacity(n.min(self.keys.len()));
         if !self.policy.evict(n, PLACEMENT.class, &stays, &mut victims) {
             return Ok(None);
         }

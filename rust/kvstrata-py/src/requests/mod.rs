@@ -9,15 +9,19 @@ mod outside;
 mod packed;
 
 use kvstrata_core::cpu::Handle;
+use kvstrata_core::error::ErrorKind;
 use kvstrata_core::eviction::request::Context;
 use kvstrata_core::key::{GroupId, Key};
 use kvstrata_core::manager::{Answer, ManagerOptions, Outcome};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-use crate::arguments::Keys;
+use crate::arguments::{
+    self as named, Deferred, Flag, Groups, Keys, Moment, Number32, Numbers, Objects, Pairs,
+    Positions, Text, optional, type_name,
+};
 use crate::cpu_tier::CpuTier;
-use crate::error::raised;
+use crate::error::{exception, raised};
 use crate::json;
 use crate::tier::hint_of;
 pub(crate) use book::Book;
@@ -56,7 +60,7 @@ pub(crate) struct RequestBook {
 impl RequestBook {
     #[new]
     #[pyo3(signature = (
-        cpu, tiers, tokens_per_chunk, *, answers, sources, everywhere, allowed, wait_s, share,
+        cpu: "CpuTier", tiers, tokens_per_chunk, *, answers, sources, everywhere, allowed, wait_s, share,
         request_share
     ))]
     #[expect(
@@ -64,39 +68,49 @@ impl RequestBook {
         reason = "each has a name in Python, where they are keywords"
     )]
     fn new(
-        cpu: Py<CpuTier>,
-        tiers: Vec<Py<PyAny>>,
-        tokens_per_chunk: Vec<(u32, u64)>,
-        answers: [Py<PyAny>; 4],
-        sources: Vec<Py<PyAny>>,
+        cpu: &Bound<'_, PyAny>,
+        tiers: Deferred<Objects<named::Tiers>>,
+        tokens_per_chunk: Deferred<Pairs<named::TokensPerChunk>>,
+        answers: Deferred<Objects<named::Answers>>,
+        sources: Deferred<Objects<named::Sources>>,
         everywhere: Py<PyAny>,
         allowed: Py<PyAny>,
-        wait_s: f64,
-        share: u32,
-        request_share: u32,
+        wait_s: Deferred<Moment<named::WaitFor>>,
+        share: Deferred<Number32<named::Share>>,
+        request_share: Deferred<Number32<named::RequestShare>>,
         py: Python<'_>,
-    ) -> Self {
+    ) -> PyResult<Self> {
+        let cpu = cpu.cast::<CpuTier>().map_err(|_| {
+            let text = format!("cpu is {}; a CpuTier is expected", type_name(cpu));
+            exception(py, ErrorKind::Argument, text)
+        })?;
+        let (tiers, sources) = (tiers.value()?, sources.value()?);
+        let answers: [Py<PyAny>; 4] = answers.value()?.try_into().map_err(|given: Vec<_>| {
+            let text = format!("answers has {} values; four are expected", given.len());
+            exception(py, ErrorKind::Argument, text)
+        })?;
         let tokens: Vec<(GroupId, u64)> = tokens_per_chunk
+            .value()?
             .into_iter()
             .map(|(group, tokens)| (GroupId(group), tokens))
             .collect();
         let options = ManagerOptions {
             tiers: tiers.len(),
-            wait_seconds: wait_s,
-            share,
-            request_share,
+            wait_seconds: wait_s.value()?,
+            share: share.value()?,
+            request_share: request_share.value()?,
             tokens: tokens.clone(),
         };
         cpu.get().shared(py).book = Some(Book::new(options));
-        Self {
-            cpu,
+        Ok(Self {
+            cpu: cpu.clone().unbind(),
             tiers,
             tokens,
             answers,
             sources,
             everywhere,
             allowed,
-        }
+        })
     }
 
     /// A request has come; its context names it until ``end``.
@@ -116,15 +130,16 @@ impl RequestBook {
         &self,
         py: Python<'_>,
         context: &Bound<'_, PyAny>,
-        groups: Vec<Keys>,
-        now: f64,
-        prompt_tokens: Option<u32>,
-        new_tokens: Option<u32>,
-        hint: Option<&str>,
+        groups: Deferred<Groups>,
+        now: Deferred<Moment<named::Now>>,
+        prompt_tokens: Option<Deferred<Number32<named::PromptTokens>>>,
+        new_tokens: Option<Deferred<Number32<named::NewTokens>>>,
+        hint: Option<Deferred<Text<named::Hint>>>,
     ) -> PyResult<()> {
+        let (Groups(groups), now) = (groups.get()?, now.value()?);
         let known = Context {
-            prompt_tokens,
-            new_tokens,
+            prompt_tokens: optional(prompt_tokens)?,
+            new_tokens: optional(new_tokens)?,
             hint: hint_of(py, hint)?,
         };
         let mut keys = Vec::with_capacity(groups.iter().map(|group| group.0.len()).sum());
@@ -157,8 +172,9 @@ impl RequestBook {
         &self,
         py: Python<'_>,
         context: &Bound<'_, PyAny>,
-        output_tokens: Option<u32>,
+        output_tokens: Option<Deferred<Number32<named::OutputTokens>>>,
     ) -> PyResult<()> {
+        let output_tokens = optional(output_tokens)?;
         self.with(py, |book, cpu| {
             if let Some(id) = book.forget(context) {
                 book.manager.end(cpu, id, output_tokens);
@@ -291,14 +307,18 @@ impl RequestBook {
     /// Ends stores of a worker; refused rows go.
     ///
     /// Returns the keys that became ready, group by group in the order of the prompt.
-    #[pyo3(signature = (keys, context, success=true))]
+    #[pyo3(
+        signature = (keys, context, success=Deferred::of(true)),
+        text_signature = "($self, keys, context, success=True)"
+    )]
     fn complete_store<'py>(
         &self,
         py: Python<'py>,
         keys: &Bound<'py, PyAny>,
         context: &Bound<'py, PyAny>,
-        success: bool,
+        success: Deferred<Flag<named::Success>>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let success = success.value()?;
         let named: Keys = keys.extract()?;
         let ends = positions_of(context, &keys_of(keys)?)?;
         let mut rows: Vec<(GroupId, u64, Key)> = named
@@ -355,10 +375,11 @@ impl RequestBook {
         &self,
         py: Python<'py>,
         keys: &Bound<'py, PyAny>,
-        handles: Vec<u64>,
-        lost: Vec<usize>,
-        busy: Vec<usize>,
+        handles: Deferred<Numbers<named::Handles>>,
+        lost: Deferred<Positions<named::Lost>>,
+        busy: Deferred<Positions<named::Busy>>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let (handles, lost, busy) = (handles.value()?, lost.value()?, busy.value()?);
         let named: Keys = keys.extract()?;
         let mut rows: Vec<(Key, Handle, Outcome)> = named
             .0
@@ -388,7 +409,12 @@ impl RequestBook {
     /// Returns the loads to start, each with its tier's number; keys that made room; and a key that
     /// was waited for too long, if any.
     #[pyo3(signature = (now) -> "tuple[list[tuple[int, tuple[tuple[bytes, ...], tuple[int, ...], tuple[int, ...], int]]], list[bytes], bytes | None]")]
-    fn end_step<'py>(&self, py: Python<'py>, now: f64) -> PyResult<StepEnd<'py>> {
+    fn end_step<'py>(
+        &self,
+        py: Python<'py>,
+        now: Deferred<Moment<named::Now>>,
+    ) -> PyResult<StepEnd<'py>> {
+        let now = now.value()?;
         let done = self.with(py, |book, cpu| {
             let mut below = Below {
                 py,
