@@ -299,6 +299,7 @@ fn a_listing_that_fails_for_a_while_goes_on_where_it_was() {
             list(fault, 2);
             list(BucketFault::Nothing, 4);
             list(fault, 1);
+            let before = bucket.seen(Method::List, "");
             let report = gc(&options(&bucket.endpoint()), dry, &never).unwrap();
             assert_eq!(report.end, GcEnd::Done, "{fault:?}: {report:?}");
             assert_eq!(
@@ -306,6 +307,9 @@ fn a_listing_that_fails_for_a_while_goes_on_where_it_was() {
                 (rows, 0, 0),
                 "{fault:?}, unaware: {unaware}"
             );
+            // Three at the start, five for the count, four to choose: no page came twice.
+            let listings = bucket.seen(Method::List, "") - before;
+            assert!(unaware || listings == 12, "{fault:?}: {listings}");
         }
     }
 }

@@ -114,14 +114,19 @@ fn when_there_is_space_again_it_is_seen_without_a_store_and_said() {
     let mut harness = Harness::open_with(own, 2200, seams);
     assert_eq!(warnings(&harness).len(), 1);
     assert_eq!(harness.store(&keys(0..3)), [Outcome::NoSpace; 3]);
+    let look = || {
+        clock.advance(Duration::from_secs(20));
+        harness.tier.remove(&[]).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // Not by the look that follows a store.
+    (0..20).for_each(|_| look());
     assert_eq!(word(&harness, "health"), "no space");
     std::fs::remove_file(mount.path().join("stranger")).unwrap();
     let begun = Instant::now();
     while word(&harness, "health") != "ok" {
         assert!(begun.elapsed() < Duration::from_secs(30), "not seen");
-        clock.advance(Duration::from_secs(20));
-        harness.tier.remove(&[]).unwrap();
-        std::thread::sleep(Duration::from_millis(5));
+        look();
     }
     assert_eq!(word(&harness, "space_limit"), "none");
     let said = harness.tier.take_notices();
