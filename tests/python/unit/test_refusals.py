@@ -232,6 +232,9 @@ def test_arguments_of_a_replay_are_named() -> None:
         assert refusal(trace.replay, "lru", 4, **{name: 1}) == f"{name} is 1; {FLAG}"
     assert refusal(trace.replay, 5, 4) == "policy is 5; a str is expected"
     assert refusal(trace.replay, "lru", 4, below_policy=5) == "below_policy is 5; a str is expected"
+    least = "is 0; a tier has room for one block at least"
+    assert refusal(trace.replay, "lru", 0) == f"capacity {least}"
+    assert refusal(trace.replay, "lru", 4, below_policy="lru") == f"below_capacity {least}"
     assert refusal(trace.replay, "lru", 4, each=5) == "each is 5; a list is expected"
     counts = trace.replay("lru", 2**64 - 1, gpu_blocks=2**64 - 1, directory=2**64 - 1)
     assert counts["requests"] == 2

@@ -69,9 +69,10 @@ pub struct Outcome {
 /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) for a policy that is not known;
 /// [`ErrorKind::Argument`](crate::error::ErrorKind::Argument) for a tier without room.
 pub fn replay(trace: &Trace, setting: &Setting, mut after: impl FnMut(u64)) -> Result<Outcome> {
-    let level = |tier: &TierSetting| -> Result<Level> {
+    let level = |tier: &TierSetting, name: &str| -> Result<Level> {
         if tier.capacity == 0 {
-            return Err(Error::argument("a tier of no blocks".to_owned()));
+            let text = format!("{name} is 0; a tier has room for one block at least");
+            return Err(Error::argument(text));
         }
         let policy = create_with(&tier.policy, tier.directory)?;
         Ok(Level::new(
@@ -81,11 +82,14 @@ pub fn replay(trace: &Trace, setting: &Setting, mut after: impl FnMut(u64)) -> R
             tier.admission,
         ))
     };
-    let mut tier = level(&setting.tier)?;
+    let mut tier = level(&setting.tier, "capacity")?;
     if setting.told_late {
         tier = tier.told_late();
     }
-    let mut below = setting.below.as_ref().map(level).transpose()?;
+    let below = setting.below.as_ref();
+    let mut below = below
+        .map(|below| level(below, "below_capacity"))
+        .transpose()?;
     let lru = || Box::new(Lru::new());
     let gpu = || {
         let all = AdmissionOptions::default();
