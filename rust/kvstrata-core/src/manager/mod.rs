@@ -12,9 +12,11 @@
 //! what time it is.
 
 mod lookup;
+mod plan;
 mod queue;
 mod requests;
 pub mod span;
+mod start;
 mod stats;
 mod step;
 
@@ -27,8 +29,9 @@ use crate::key::{GroupId, Key};
 use queue::Queue;
 pub use requests::{Allowed, RequestId};
 use requests::{Request, Requests};
+pub use start::Start;
 use stats::Counters;
-pub use step::{Start, StepEnd};
+pub use step::StepEnd;
 
 /// Most keys that one request can ask for in a step; more are misses.
 pub const ASKED_MAX: usize = 1 << 22;
