@@ -19,6 +19,7 @@ pub mod span;
 mod start;
 mod stats;
 mod step;
+mod step_end;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -29,9 +30,8 @@ use crate::key::{GroupId, Key};
 use queue::Queue;
 pub use requests::{Allowed, RequestId};
 use requests::{Request, Requests};
-pub use start::Start;
 use stats::Counters;
-pub use step::StepEnd;
+pub use step_end::{Start, StepEnd};
 
 /// Most keys that one request can ask for in a step; more are misses.
 pub const ASKED_MAX: usize = 1 << 22;

@@ -2,23 +2,10 @@
 
 use super::plan::share_of;
 use super::requests::Request;
-use super::step::StepEnd;
+use super::step_end::{Start, StepEnd};
 use super::{Manager, RequestId};
-use crate::cpu::{CpuTier, Handle, Place, User};
+use crate::cpu::{CpuTier, Place, User};
 use crate::key::Key;
-
-/// Rows to be loaded from one tier.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Start {
-    /// The tier's number.
-    pub tier: usize,
-    /// The rows.
-    pub keys: Vec<Key>,
-    /// First byte of each row's slot.
-    pub offsets: Vec<u64>,
-    /// The use of each slot.
-    pub handles: Vec<Handle>,
-}
 
 impl Manager {
     /// Starts as many queued rows as their share allows and as there is room for.

@@ -2,24 +2,12 @@
 
 use super::plan::key_of;
 use super::requests::Asked;
-use super::start::Start;
+use super::step_end::StepEnd;
 use super::{Manager, Outside, RequestId};
 use crate::cpu::CpuTier;
-use crate::key::Key;
 
 /// Part of the time a request may wait that a pause in its asking counts at most.
 const AWAY_COUNTED: f64 = 0.1;
-
-/// What came of a step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StepEnd {
-    /// Loads to be started, one per tier.
-    pub starts: Vec<Start>,
-    /// Keys whose rows made room, or were refused and nobody uses them any more.
-    pub evicted: Vec<Key>,
-    /// A key that a request has waited for too long, if any.
-    pub timed_out: Option<Key>,
-}
 
 impl Manager {
     /// Ends a step. `now` are seconds of any clock that never goes back.
