@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import mmap
 import os
 import socket
 import struct
@@ -22,6 +21,7 @@ import torch
 
 from kvstrata.memory import numa
 from kvstrata.memory.limits import Room
+from kvstrata.memory.mapping import Mapping
 
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"kvarena1"
@@ -49,11 +49,11 @@ class Arena:
         self.name = name
         self.nbytes = nbytes
         self._fd = fd
-        self._map: mmap.mmap | None = mmap.mmap(fd, nbytes)
-        self.buffer: memoryview = memoryview(self._map)
+        self._map = Mapping(fd, nbytes)
+        self.buffer: memoryview = self._map.view()
         # torch holds on to the object it is given, not to its buffer: with a memoryview of its own
         # the mapping cannot be closed under it.
-        self.tensor: torch.Tensor = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
+        self.tensor: torch.Tensor = torch.frombuffer(self._map.view(), dtype=torch.uint8)
         self._server: _Server | None = None
         _open_arenas.add(self)
 
@@ -69,7 +69,7 @@ class Arena:
         """Make the arena `name` (the engine's id) and offer it to this user's processes.
 
         No page is touched here: memory is taken when it is first written, or by
-        :func:`kvstrata.memory.pinning.take`.
+        :class:`kvstrata.memory.largepages.LargePages`.
 
         # Errors
         :class:`kvstrata.memory.limits.MemoryRefusedError` for a size that this machine or container
@@ -159,15 +159,10 @@ class Arena:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        mapped, self._map = self._map, None
         self.tensor = torch.empty(0, dtype=torch.uint8)
-        try:
+        with contextlib.suppress(BufferError):
             self.buffer.release()
-            if mapped is not None:
-                mapped.close()
-        except BufferError:
-            return False
-        return True
+        return self._map.close()
 
     def _drop_in_child(self) -> None:
         """A forked child keeps no descriptor and answers nobody: it has no thread for it."""

@@ -171,12 +171,3 @@ class Pinning:
         if self._registrar is not None and tenth > self._done:
             self._done = tenth
             logger.info("kvstrata: %d%% of the arena's %d bytes pinned", tenth * 10, self.nbytes)
-
-
-def resident(fd: int) -> Callable[[int, int], None]:
-    """Makes pages of a memfd resident without touching what others may have written there."""
-
-    def take(offset: int, nbytes: int) -> None:
-        os.posix_fallocate(fd, offset, nbytes)
-
-    return take

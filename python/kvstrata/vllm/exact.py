@@ -120,6 +120,7 @@ def make_worker(spec: Any, kv_caches: CanonicalKVCaches, stack: StackConfig) -> 
             ranks=ranks,
             self_test_at=place if place + row <= size else None,
             takes_pages=parallel.rank == 0,
+            large_pages=stack.large_pages,
             spare_heads=[spare.get(int(group.group_id), 0) for group in spec.config.groups],
         )
     except BaseException:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvstrata.memory.largepages import LargePages
 from kvstrata.memory.layout import ExactLayout, LayoutError
-from kvstrata.memory.pinning import SMALLEST_PIECE, Pinning, loaded_runtime, resident
+from kvstrata.memory.pinning import SMALLEST_PIECE, Pinning, loaded_runtime
 from kvstrata.memory.selftest import check_copies
 from kvstrata.vllm import fit
 from kvstrata.vllm.guard import Faults
@@ -49,6 +50,7 @@ class KVStrataRowWorker(TransferWorker):
         ranks: int = 1,
         self_test_at: int | None = None,
         takes_pages: bool = False,
+        large_pages: bool = True,
         spare_heads: Sequence[int] | None = None,
         device: CopyDevice | None = None,
     ) -> None:
@@ -56,10 +58,10 @@ class KVStrataRowWorker(TransferWorker):
 
         `rank` and `ranks` say which part of a row is this worker's; 0 and 1 where all ranks keep
         one copy. `self_test_at` is the first byte of a place for the largest row that no other rank
-        uses now. With `takes_pages` this worker makes the arena resident, in the background; on
-        accelerators every worker registers it. `spare_heads` says of each group how many blocks at
-        the head of a chunk no load asks for; a row that lacks more of them is refused. `None` where
-        any number may be missing.
+        uses now. With `takes_pages` this worker makes the arena resident, in the background, and in
+        large pages if `large_pages`; on accelerators every worker registers it. `spare_heads` says
+        of each group how many blocks at the head of a chunk no load asks for; a row that lacks more
+        of them is refused. `None` where any number may be missing.
 
         # Errors
         :class:`LayoutError` where tensors and groups do not fit, or the self-test fails.
@@ -74,7 +76,7 @@ class KVStrataRowWorker(TransferWorker):
         self._rows_changed = False
         self.faults = Faults("kvstrata worker")
         self._transfers = self._bind(kv_caches, groups)
-        self._pinning = _pinning(arena, kv_caches, takes_pages=takes_pages)
+        self._pinning = _pinning(arena, kv_caches, takes_pages=takes_pages, large_pages=large_pages)
         if self_test_at is not None:
             tensor = arena.tensor.view(torch.int8)
             try:
@@ -195,14 +197,18 @@ class KVStrataRowWorker(TransferWorker):
             arena.close()
 
 
-def _pinning(arena: Arena, kv_caches: CanonicalKVCaches, *, takes_pages: bool) -> Pinning | None:
+def _pinning(
+    arena: Arena, kv_caches: CanonicalKVCaches, *, takes_pages: bool, large_pages: bool
+) -> Pinning | None:
     """Start taking and registering memory; on accelerators the first piece is waited for."""
     on_host = all(item.tensor.device.type == "cpu" for item in kv_caches.tensors)
     registrar = None if on_host else loaded_runtime()
     if registrar is None and not takes_pages:
         return None
-    take = resident(arena.fd) if takes_pages else None
-    pinning = Pinning(arena.tensor.data_ptr(), arena.nbytes, registrar, take=take)
+    address = arena.tensor.data_ptr()
+    pages = LargePages(arena.fd, address, arena.nbytes, wanted=large_pages)
+    take = pages.take if takes_pages else None
+    pinning = Pinning(address, arena.nbytes, registrar, take=take)
     if registrar is not None:
         pinning.wait_first(_FIRST_PIECE_SECONDS)
     return pinning

@@ -30,7 +30,8 @@ STOCK_TIERS = "secondary_tiers"
 # Read here and nowhere in vLLM.
 _OF_CPU_TIER = ("theta", "directory", "protect_waiting")
 _OF_LOADS = ("load_wait_s", "load_share", "request_load_share")
-OURS = ("slots", TIERS, "numa", *_OF_CPU_TIER, *_OF_LOADS, *options.BESIDE_TIERS)
+_OF_ARENA = ("numa", "large_pages")
+OURS = ("slots", TIERS, *_OF_ARENA, *_OF_CPU_TIER, *_OF_LOADS, *options.BESIDE_TIERS)
 # Read by vLLM's connector and specs, 0.32 and 0.33, and allowed under ours.
 VLLM = (
     "backpressure",
@@ -101,6 +102,7 @@ class StackConfig:
     tiers: tuple[dict[str, Any], ...]
     stock_tiers: tuple[dict[str, Any], ...]
     numa: str
+    large_pages: bool
     # vLLM's default is to store only prompts. The answer of one turn is part of the next turn's
     # prompt, so that it is stored here, too: one more row per block of new tokens.
     offload_prompt_only: bool
@@ -213,6 +215,7 @@ def parse(extra_config: Mapping[str, Any], memory: Callable[[], int] = sizes.mem
         tiers=tiers,
         stock_tiers=stock,
         numa=numa,
+        large_pages=_flag(extra_config, "large_pages", default=True),
         offload_prompt_only=_flag(extra_config, "offload_prompt_only"),
         loads=_load_limits(extra_config),
     )
@@ -286,7 +289,7 @@ def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
 
 
 def _refuse_options_of_ours(extra_config: Mapping[str, Any]) -> None:
-    for name in (*_OF_CPU_TIER, *_OF_LOADS):
+    for name in (*_OF_ARENA, *_OF_CPU_TIER, *_OF_LOADS):
         if name in extra_config:
             msg = (
                 f"{name!r} is an option of slots that fit their group, and vLLM's own manager does "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 
 import pytest
 
-from kvstrata.memory.pinning import Pinning, loaded_runtime, resident
+from kvstrata.memory.pinning import Pinning, loaded_runtime
 
 UNIT = 64
 
@@ -121,20 +120,6 @@ def test_a_registrar_that_raises_leaves_the_memory_pageable(
     assert made.pinned_bytes == 0
     assert "stays pageable" in caplog.text
     made.close()
-
-
-def test_taking_pages_makes_them_resident_and_keeps_what_is_written_meanwhile() -> None:
-    fd = os.memfd_create("kvstrata-test")
-    nbytes = (3 << 20) + 4096
-    os.ftruncate(fd, nbytes)
-    os.pwrite(fd, b"kept", 1 << 20)
-    assert os.fstat(fd).st_blocks * 512 == 4096
-    made = Pinning(0, nbytes, None, take=resident(fd), largest=1 << 20, smallest=4096)
-    assert made.wait(30)
-    assert os.fstat(fd).st_blocks * 512 == nbytes, "more or less was taken than asked for"
-    assert os.pread(fd, 4, 1 << 20) == b"kept"
-    made.close()
-    os.close(fd)
 
 
 def test_without_a_device_nothing_is_registered_and_nothing_breaks() -> None:

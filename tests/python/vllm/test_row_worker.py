@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from kvstrata.memory.arena import Arena
 from kvstrata.memory.layout import LayoutError, PageRef
+from kvstrata.memory.mapping import large_page_bytes
 from kvstrata.vllm.rowspec import UNKNOWN, RowSpec
 
 if TYPE_CHECKING:
@@ -292,11 +294,17 @@ def test_an_arena_too_small_for_a_row_is_refused_by_the_self_test(engine_id: str
         Rank(small, TWO, blocks_per_chunk=8, self_test_at=0)
 
 
-def test_pages_are_taken_in_the_background_where_asked_for(engine_id: str) -> None:
+@pytest.mark.parametrize("large", [True, False])
+def test_pages_are_taken_in_the_background_where_asked_for(
+    engine_id: str, caplog: pytest.LogCaptureFixture, large: bool
+) -> None:
+    caplog.set_level(logging.INFO, "kvstrata")
     arena = Arena.create(8 << 20, engine_id)
-    rank = Rank(arena, ONE, takes_pages=True)
+    rank = Rank(arena, ONE, takes_pages=True, large_pages=large)
     assert rank.worker._pinning is not None
     assert rank.worker._pinning.wait(30)
     assert rank.worker.pinned_bytes == 0, "there is no device to register it with"
     assert os.fstat(arena.fd).st_blocks * 512 == 8 << 20
+    told = "bytes of the arena are in large pages" in caplog.text
+    assert told == (large and large_page_bytes() is not None)
     rank.worker.shutdown()

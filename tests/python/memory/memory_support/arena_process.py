@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvstrata.memory.arena import Arena
-from kvstrata.memory.pinning import Pinning, resident
+from kvstrata.memory.largepages import LargePages
+from kvstrata.memory.pinning import Pinning
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -16,7 +17,9 @@ def main(pipe: Connection[Any, Any], role: str, name: str, size: int) -> None:
     pages = None
     if role == "create":
         arena = Arena.create(size, name)
-        pages = Pinning(0, arena.nbytes, None, take=resident(arena.fd), largest=1 << 23)
+        address = arena.tensor.data_ptr()
+        taken = LargePages(arena.fd, address, arena.nbytes)
+        pages = Pinning(address, arena.nbytes, None, take=taken.take, largest=1 << 23)
     else:
         arena = Arena.join(name, 20)
     pipe.send(arena.nbytes)
