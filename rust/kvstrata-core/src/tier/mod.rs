@@ -98,7 +98,7 @@ impl Tier {
     /// stores, and tries again by itself.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] naming the field or path.
+    /// [`crate::error::ErrorKind::Config`] naming the field or path.
     pub fn open(options: TierOptions, arena: Arena) -> Result<Self> {
         Self::open_shared(options, Arc::new(arena), Seams::default())
     }
@@ -128,7 +128,8 @@ impl Tier {
     /// drops stores, and tries again by itself.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] naming the field, or saying what is wrong with the bucket.
+    /// [`crate::error::ErrorKind::Config`] naming the field, or saying what is wrong with the
+    /// bucket.
     pub fn open_object(options: ObjectOptions, arena: Arena) -> Result<Self> {
         Self::open_object_shared(options, Arc::new(arena), Seams::default(), None)
     }
@@ -159,7 +160,7 @@ impl Tier {
     /// Neither pins nor counts as an access.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn lookup(&self, keys: &[Key]) -> Result<Vec<Option<bool>>> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.lookup(keys),
@@ -171,7 +172,8 @@ impl Tier {
     /// not be written before the job's result is polled.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] naming what is wrong; [`ErrorKind::Closed`]. Nothing was begun.
+    /// [`crate::error::ErrorKind::Argument`] naming what is wrong;
+    /// [`crate::error::ErrorKind::Closed`]. Nothing was begun.
     pub fn store(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.store(job_id, keys, offsets),
@@ -198,7 +200,7 @@ impl Tier {
     /// Results since the last call; clears the eventfd.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn poll(&self) -> Result<Vec<JobResult>> {
         self.availability.find()?;
         Ok(self.around.jobs.poll())
@@ -207,7 +209,7 @@ impl Tier {
     /// Waits until a result is there or `timeout` is over, then acts as [`Tier::poll`].
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn wait(&self, timeout: Duration) -> Result<Vec<JobResult>> {
         self.availability.find()?;
         Ok(self.around.jobs.wait(timeout))
@@ -216,7 +218,7 @@ impl Tier {
     /// Waits at most about `timeout` for [`Tier::drain`]'s condition; says whether it holds.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn drain_for(&self, timeout: Duration) -> Result<bool> {
         match self.availability.find()? {
             Found::Ready(tier) => {
@@ -242,7 +244,7 @@ impl Tier {
     /// may wait without limit.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn drain(&self) -> Result<()> {
         while !self.drain_for(Duration::from_secs(1))? {}
         Ok(())
@@ -251,7 +253,7 @@ impl Tier {
     /// The eventfd that is readable while results wait.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn fileno(&self) -> Result<RawFd> {
         self.availability.find()?;
         Ok(self.around.jobs.fileno())
@@ -260,7 +262,7 @@ impl Tier {
     /// Slots that ended jobs named busy and the kernel still owns.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn busy_offsets(&self) -> Result<Vec<u64>> {
         match self.availability.find()? {
             Found::Ready(tier) => Ok(tier.busy_offsets()),
@@ -271,7 +273,7 @@ impl Tier {
     /// Counts an access to each key; unknown ones are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn touch(&self, keys: &[Key]) -> Result<()> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.touch(keys),
@@ -284,7 +286,7 @@ impl Tier {
     /// [`Tier::finish`]. A request that is open already changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn observe(&self, request: &str, keys: &[Key], context: Context) -> Result<()> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.observe(request, keys, context),
@@ -295,7 +297,7 @@ impl Tier {
     /// An observed request has ended; one that is not open is ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn finish(&self, request: &str, output_tokens: Option<u32>) -> Result<()> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.finish(request, output_tokens),
@@ -306,7 +308,7 @@ impl Tier {
     /// Hides keys at once; unknown ones are ignored. The space of a pinned row follows.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn remove(&self, keys: &[Key]) -> Result<()> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.remove(keys),
@@ -318,7 +320,7 @@ impl Tier {
     /// be recorded: the tier then serves nothing until a later reset succeeds.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn reset(&self) -> Result<bool> {
         match self.availability.find()? {
             Found::Ready(tier) => tier.reset(),
@@ -333,7 +335,7 @@ impl Tier {
     /// Counters and gauges.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn stats(&self) -> Result<Map<String, Value>> {
         match self.availability.find()? {
             Found::Ready(tier) => Ok(tier.stats()),
@@ -354,7 +356,7 @@ impl Tier {
     /// What the root can do and what was chosen; empty while the root is not usable.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn capabilities(&self) -> Result<Map<String, Value>> {
         match self.availability.find()? {
             Found::Ready(tier) => Ok(tier.capabilities()),
@@ -377,7 +379,7 @@ impl Tier {
     /// Closes the tier. After success it does nothing; after `Busy` it tries again.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while the kernel still owns arena bytes.
+    /// [`crate::error::ErrorKind::Busy`] while the kernel still owns arena bytes.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         self.availability.close(timeout)
     }
