@@ -17,6 +17,7 @@ use kvstrata_benches::{fio, raw, raw_ring, say};
 use kvstrata_core::error::{Error, Result};
 use kvstrata_core::io::Direction;
 use kvstrata_core::sys::fs::{Directory, File, ShareMode};
+use kvstrata_testkit::memory::bytes_in_large_pages;
 use kvstrata_testkit::payload::next;
 use serde_json::{Value, json};
 
@@ -270,13 +271,20 @@ fn main() -> Result<()> {
     let holder = tempfile::tempdir_in(&settings.directory)
         .map_err(|error| Error::config("KVSTRATA_BENCH_DIR cannot be used").with_source(error))?;
     let directory = Directory::open_root(holder.path(), false, ShareMode::Private)?;
-    let ground = Ground::new(Arc::new(directory), settings.pass_bytes)?;
+    let ground = Ground::new(
+        Arc::new(directory),
+        settings.pass_bytes,
+        settings.large_pages,
+    )?;
     let processors = available_parallelism().map_or(0, usize::from);
     let mebibytes = settings.pass_bytes >> 20;
     let (capabilities, rounds) = (ground.capabilities.to_string(), settings.rounds);
+    let large = bytes_in_large_pages();
     say(&format!(
-        "{processors} processors; {capabilities}; {mebibytes} MiB a pass over {} MiB, median of {rounds}",
+        "{processors} processors; {capabilities}; {mebibytes} MiB a pass over {} MiB, {} MiB of memory in \
+         large pages, median of {rounds}",
         mebibytes * PASSES_HELD,
+        large >> 20,
     ));
     let fio = fio::is_installed();
     if !fio {
@@ -296,6 +304,7 @@ fn main() -> Result<()> {
         "processors": processors,
         "root": capabilities,
         "pass_bytes": settings.pass_bytes,
+        "bytes_in_large_pages": large,
         "rounds": rounds,
     });
     if let Some(path) = &settings.json {

@@ -8,7 +8,7 @@ use kvstrata_core::error::{Error, Result};
 use kvstrata_core::io::probe::probe;
 use kvstrata_core::io::{Capabilities, Direction};
 use kvstrata_core::sys::fs::{Access, Direct, Directory, File};
-use kvstrata_testkit::memory::leaked_arena;
+use kvstrata_testkit::memory::{leaked_arena, leaked_in_large_pages};
 use kvstrata_testkit::payload::{next, payload};
 
 use crate::{count, raw};
@@ -47,9 +47,13 @@ impl Ground {
     ///
     /// # Errors
     /// When there is no memory or no space.
-    pub fn new(directory: Arc<Directory>, pass_bytes: usize) -> Result<Self> {
+    pub fn new(directory: Arc<Directory>, pass_bytes: usize, large_pages: bool) -> Result<Self> {
         let capabilities = probe(&directory, "threads")?;
-        let arena = leaked_arena(pass_bytes, 0)?;
+        let arena = if large_pages {
+            leaked_in_large_pages(pass_bytes)?
+        } else {
+            leaked_arena(pass_bytes, 0)?
+        };
         let pattern = payload(b"disk path", 1 << 20);
         for offset in (0..pass_bytes).step_by(pattern.len()) {
             if !arena.copy_in(offset, &pattern) {

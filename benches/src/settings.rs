@@ -11,6 +11,9 @@ pub struct Settings {
     pub pass_bytes: usize,
     /// `KVSTRATA_BENCH_ROUNDS`: passes of which the median counts, 5 if not set.
     pub rounds: usize,
+    /// `KVSTRATA_BENCH_PAGES`: `small` for an arena in small pages; else in large ones, as the arena
+    /// under vLLM.
+    pub large_pages: bool,
     /// `KVSTRATA_BENCH_JSON`: the file that gets the figures as JSON; none if not set.
     pub json: Option<PathBuf>,
     /// `KVSTRATA_BENCH_KIB`: row sizes in KiB, separated by commas; 64,256,2048 if not set.
@@ -42,6 +45,7 @@ impl Settings {
             directory: directory.map_or_else(|_| std::env::temp_dir(), PathBuf::from),
             pass_bytes: number("KVSTRATA_BENCH_MIB", 2048).max(4) << 20,
             rounds: number("KVSTRATA_BENCH_ROUNDS", 5).max(1),
+            large_pages: std::env::var("KVSTRATA_BENCH_PAGES").as_deref() != Ok("small"),
             json: std::env::var("KVSTRATA_BENCH_JSON").ok().map(PathBuf::from),
             row_bytes: sizes
                 .split(',')
