@@ -2,7 +2,8 @@
 //! all is found, how much memory it takes, and what the machine takes for a look at a random place.
 //! `cargo bench --bench eviction [-- POLICY,... [TRACE [ENTRIES]]]`
 
-use kvstrata_benches::replayed::{Replayed, Workload};
+use kvstrata_benches::replayed::Replayed;
+use kvstrata_benches::workload::Workload;
 use kvstrata_benches::{floor, say};
 
 /// Rounds that policies see before anything is measured: directories are to be full, and entries that

@@ -10,7 +10,8 @@ use core::fmt;
 use std::hint::black_box;
 use std::time::Duration;
 
-use crate::replayed::processor;
+use crate::blocks::at;
+use crate::processor::processor;
 
 /// One line of the processor's caches.
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +75,4 @@ pub fn measure(lines: usize) -> Floor {
 
 fn each(all: Duration, count: u32) -> f64 {
     all.as_secs_f64() * 1e9 / f64::from(count)
-}
-
-fn at(number: u32) -> usize {
-    usize::try_from(number).expect("small")
 }

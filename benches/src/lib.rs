@@ -3,18 +3,23 @@
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 pub mod alone;
+mod blocks;
+pub mod calls;
 pub mod check;
+mod fifo;
 pub mod fio;
 pub mod floor;
 pub mod ground;
 pub mod measure;
 pub mod paths;
+mod processor;
 pub mod raw;
 pub mod raw_ring;
 pub mod replayed;
 pub mod report;
 pub mod settings;
 pub mod whole;
+pub mod workload;
 
 /// Prints a line of the report.
 pub fn say(line: &str) {

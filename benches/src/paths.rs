@@ -9,18 +9,15 @@
 )]
 
 use kvstrata_core::eviction::request::{Arrival, Context, RequestId, Tag};
-use kvstrata_core::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement, create};
+use kvstrata_core::eviction::{EntryId, EvictionPolicy, create};
 use kvstrata_core::simulate::trace::tag;
 
-const PLACEMENT: Placement = Placement {
-    class: Class(0),
-    container: ContainerId(0),
-};
+use crate::blocks::{ABSENT, PLACEMENT, at, number};
+
 /// Blocks of a request.
 pub const BLOCKS: u32 = 64;
 /// Milliseconds from one request to the next.
 const STEP: u64 = 100;
-const ABSENT: u32 = u32::MAX;
 
 /// A full tier under a policy.
 #[derive(Debug)]
@@ -38,14 +35,6 @@ pub struct Paths {
     prompts: u32,
     random: u64,
     victims: Vec<EntryId>,
-}
-
-fn at(number: u32) -> usize {
-    usize::try_from(number).expect("small")
-}
-
-fn number(count: usize) -> u32 {
-    u32::try_from(count).expect("small")
 }
 
 impl Paths {

@@ -7,184 +7,17 @@
     reason = "a benchmark ends where its own numbers are wrong"
 )]
 
-use core::fmt;
-use std::collections::VecDeque;
-use std::time::Duration;
-
 use kvstrata_core::eviction::request::{Arrival, Context, RequestId, Tag};
-use kvstrata_core::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement, create};
-use kvstrata_core::simulate::trace::{Trace, tag};
+use kvstrata_core::eviction::{EntryId, EvictionPolicy, create};
 
-const PLACEMENT: Placement = Placement {
-    class: Class(0),
-    container: ContainerId(0),
-};
-const ABSENT: u32 = u32::MAX;
-/// The name of a queue without any policy: what driving one costs.
-const FIFO: &str = "fifo";
-/// A tier holds one in so many of all blocks.
-const SHARE: usize = 4;
+use crate::blocks::{ABSENT, PLACEMENT, at, number};
+use crate::calls::{Call, Calls, Counts, Measured, take};
+use crate::fifo::{FIFO, Fifo};
+use crate::processor::processor;
+use crate::workload::Workload;
+
 /// Blocks of so many rounds are told apart.
 const ROUNDS: u32 = 3;
-
-#[derive(Debug)]
-struct Request {
-    milliseconds: u64,
-    prompt_tokens: u32,
-    /// Its blocks in [`Workload::blocks`].
-    first: usize,
-    end: usize,
-}
-
-/// Copies of a trace, interleaved.
-#[derive(Debug)]
-pub struct Workload {
-    requests: Vec<Request>,
-    blocks: Vec<u32>,
-    tags: Vec<Tag>,
-    unique: usize,
-    /// Milliseconds from the first request to the last.
-    span: u64,
-    /// Whether the blocks of a round are those of the round before.
-    is_repeated: bool,
-}
-
-fn number(count: usize) -> u32 {
-    u32::try_from(count).expect("small")
-}
-
-impl Workload {
-    /// So many copies of a trace of this project that a tier of `entries` blocks holds a quarter.
-    pub fn of_trace(name: &str, entries: usize) -> Self {
-        let path = format!("{}/traces/{name}.jsonl.gz", env!("CARGO_MANIFEST_DIR"));
-        let text = std::process::Command::new("gzip")
-            .arg("-dc")
-            .arg(path)
-            .output();
-        let trace = Trace::parse(&text.expect("gzip is there").stdout).expect("a trace");
-        let copies =
-            (entries * SHARE).div_ceil(usize::try_from(trace.unique_blocks).expect("small"));
-        let mut own = Self {
-            requests: Vec::new(),
-            blocks: Vec::new(),
-            tags: Vec::new(),
-            unique: copies * usize::try_from(trace.unique_blocks).expect("small"),
-            span: trace.requests.last().map_or(0, |last| last.milliseconds),
-            is_repeated: false,
-        };
-        for request in &trace.requests {
-            for copy in 0..number(copies) {
-                let first = own.blocks.len();
-                own.blocks.extend(
-                    request
-                        .blocks()
-                        .map(|block| block + copy * trace.unique_blocks),
-                );
-                own.requests.push(Request {
-                    milliseconds: request.milliseconds,
-                    prompt_tokens: request.prompt_tokens,
-                    first,
-                    end: own.blocks.len(),
-                });
-            }
-        }
-        own.tags = own.blocks.iter().map(|block| tag(*block)).collect();
-        own
-    }
-
-    /// The same requests for whose blocks a tier of this many has room, in the order of their first use:
-    /// once it has seen them, it finds all there is.
-    #[must_use]
-    pub fn that_fit(mut self, entries: usize) -> Self {
-        let mut seen = vec![false; self.unique];
-        let mut room = entries;
-        let blocks = &self.blocks;
-        self.requests.retain(|request| {
-            let own = &blocks[request.first..request.end];
-            let mut new: Vec<u32> = own.iter().copied().filter(|one| !seen[at(*one)]).collect();
-            new.sort_unstable();
-            new.dedup();
-            let fits = new.len() <= room;
-            if fits {
-                room -= new.len();
-                for one in &new {
-                    seen[at(*one)] = true;
-                }
-            }
-            fits
-        });
-        self.is_repeated = true;
-        self
-    }
-
-    /// Number of requests.
-    pub const fn requests(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Number of block accesses.
-    pub fn accesses(&self) -> usize {
-        let lengths = self.requests.iter().map(|one| one.end - one.first);
-        lengths.sum()
-    }
-}
-
-/// What happened so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Blocks asked for.
-    pub accesses: u64,
-    /// Blocks found without a gap before.
-    pub hits: u64,
-    /// Blocks evicted.
-    pub evicted: u64,
-}
-
-impl Counts {
-    /// What happened since another time.
-    #[must_use]
-    pub const fn since(&self, before: &Self) -> Self {
-        Self {
-            accesses: self.accesses - before.accesses,
-            hits: self.hits - before.hits,
-            evicted: self.evicted - before.evicted,
-        }
-    }
-}
-
-/// The calls of some requests on a policy, as they are made: nothing has to be looked up or worked
-/// out when they are made again.
-#[derive(Debug, Default)]
-pub struct Calls {
-    requests: Vec<Call>,
-    /// Of each request all tags, then those of what was missing.
-    tags: Vec<Tag>,
-    /// Of each request what was there when it arrived, then what was when it ended.
-    resident: Vec<EntryId>,
-    inserted: Vec<(EntryId, Tag)>,
-    counts: Counts,
-}
-
-/// The calls of one request: how many of each kind.
-#[derive(Clone, Copy, Debug)]
-struct Call {
-    id: RequestId,
-    milliseconds: u64,
-    prompt_tokens: u32,
-    tags: usize,
-    resident: usize,
-    missing: usize,
-    need: usize,
-    inserted: usize,
-    resident_at_end: usize,
-}
-
-/// Takes so many from the front.
-fn take<'a, T>(all: &mut &'a [T], count: usize) -> &'a [T] {
-    let (first, rest) = all.split_at(count);
-    *all = rest;
-    first
-}
 
 /// A policy in the middle of a workload.
 #[derive(Debug)]
@@ -210,10 +43,6 @@ pub struct Replayed<'a> {
     victims: Vec<EntryId>,
     /// Where calls are written down, if they are.
     calls: Option<Calls>,
-}
-
-fn at(number: u32) -> usize {
-    usize::try_from(number).expect("small")
 }
 
 impl<'a> Replayed<'a> {
@@ -385,34 +214,6 @@ impl<'a> Replayed<'a> {
     }
 }
 
-/// What replaying some requests took.
-#[derive(Clone, Copy, Debug)]
-pub struct Measured {
-    processor: Duration,
-    counts: Counts,
-    memory_bytes: usize,
-    entries: usize,
-}
-
-impl fmt::Display for Measured {
-    #[expect(
-        clippy::as_conversions,
-        clippy::cast_precision_loss,
-        reason = "for people"
-    )]
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let accesses = self.counts.accesses.max(1) as f64;
-        write!(
-            formatter,
-            "{:7.1} ns an access; {:.4} found, {:.3} evicted an access; {:6.1} bytes an entry",
-            self.processor.as_secs_f64() * 1e9 / accesses,
-            self.counts.hits as f64 / accesses,
-            self.counts.evicted as f64 / accesses,
-            self.memory_bytes as f64 / self.entries as f64,
-        )
-    }
-}
-
 impl Replayed<'_> {
     /// Replays so many more requests and returns the calls that they made.
     pub fn calls_of(mut self, requests: usize) -> Calls {
@@ -472,93 +273,5 @@ impl Replayed<'_> {
             memory_bytes: self.policy.memory_bytes(),
             entries: self.capacity,
         }
-    }
-}
-
-/// Processor time of this thread so far: other programs do not count.
-pub(crate) fn processor() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let nanoseconds = u32::try_from(now.tv_nsec).expect("below a second");
-    Duration::new(u64::try_from(now.tv_sec).expect("positive"), nanoseconds)
-}
-
-/// First in, first out.
-#[derive(Debug, Default)]
-struct Fifo(VecDeque<EntryId>);
-
-impl EvictionPolicy for Fifo {
-    fn name(&self) -> &'static str {
-        FIFO
-    }
-
-    fn observe(&mut self, _arrival: &Arrival<'_>, _resident: &[EntryId]) {}
-
-    fn finish(&mut self, _id: RequestId, _output_tokens: Option<u32>, _resident: &[EntryId]) {}
-
-    fn insert(&mut self, entry: EntryId, _tag: Tag, _placement: Placement) {
-        self.0.push_back(entry);
-    }
-
-    fn access(&mut self, _entry: EntryId) {}
-
-    fn remove(&mut self, _entry: EntryId) {}
-
-    fn pin(&mut self, _entry: EntryId) {}
-
-    fn unpin(&mut self, _entry: EntryId) {}
-
-    fn evictable(&self, _class: Class) -> usize {
-        self.0.len()
-    }
-
-    fn evict(
-        &mut self,
-        need: usize,
-        _class: Class,
-        _protected: &dyn Fn(EntryId) -> bool,
-        victims: &mut Vec<EntryId>,
-    ) -> bool {
-        if need > self.0.len() {
-            return false;
-        }
-        victims.extend(self.0.drain(..need));
-        true
-    }
-
-    fn next_victims(
-        &mut self,
-        need: usize,
-        _class: Class,
-        _protected: &dyn Fn(EntryId) -> bool,
-    ) -> Option<Vec<EntryId>> {
-        (need <= self.0.len()).then(|| self.0.iter().take(need).copied().collect())
-    }
-
-    fn coldest(&mut self, _class: Class) -> Option<u64> {
-        None
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-
-    fn visited(&self) -> u64 {
-        0
-    }
-
-    fn coldest_containers(&self, _class: Class, _most: usize) -> Vec<(ContainerId, u64)> {
-        Vec::new()
-    }
-
-    fn remove_container(&mut self, _container: ContainerId, _victims: &mut Vec<EntryId>) -> bool {
-        false
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.0.capacity() * size_of::<EntryId>()
     }
 }

@@ -27,9 +27,6 @@ logger = init_logger(__name__)
 
 _GOOD = frozenset({"ok", "present"})
 _CLOSE_SECONDS = 10.0
-# Evictions are not reported to us.
-_GONE = frozenset({"miss", "corrupt"})
-_STORED = frozenset({"ok"})
 # Keys of rows that the tier did not take, and that are offered again when a request has them.
 _DROPPED_MAX = 1 << 16
 
@@ -159,12 +156,7 @@ class TierBelow:
         if not is_load:
             self._store_bytes -= slots.size
             self._note_stored(int(result.job_id), slots.keys, outcomes)
-        if self.wants_events:
-            wanted = _GONE if is_load else _STORED
-            rows = zip(slots.keys, outcomes, strict=True)
-            self._residency.note(
-                (key for key, outcome in rows if outcome in wanted), removed=is_load
-            )
+        self._residency.note_job(zip(slots.keys, outcomes, strict=True), is_load=is_load)
         if result.success and not result.busy:
             return Ended(is_load, slots, (), ())
         for position in result.busy:

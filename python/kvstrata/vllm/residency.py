@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import Locality, Medium
 
 _MOST = 65_536
+# Evictions are not reported to us.
+_GONE = frozenset({"miss", "corrupt"})
+_STORED = frozenset({"ok"})
 
 
 class Residency:
@@ -50,6 +53,12 @@ class Residency:
                     ownership=self._ownership,
                 )
             )
+
+    def note_job(self, rows: Iterable[tuple[Any, str]], *, is_load: bool) -> None:
+        """A job ended: rows it stored are there, those that a load found gone or bad are not."""
+        if self._wanted:
+            wanted = _GONE if is_load else _STORED
+            self.note((key for key, outcome in rows if outcome in wanted), removed=is_load)
 
     def take(self) -> list[OffloadingEvent]:
         """Events since the last call."""

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvstrata.memory.device import device_of
 from kvstrata.memory.largepages import LargePages
 from kvstrata.memory.layout import ExactLayout, LayoutError
 from kvstrata.memory.pinning import SMALLEST_PIECE, Pinning, loaded_runtime
 from kvstrata.memory.selftest import check_copies
-from kvstrata.memory.transfer import BlockTransfers
-from kvstrata.vllm import compat, fit
+from kvstrata.vllm import fit
 from kvstrata.vllm.guard import Faults
 from kvstrata.vllm.rowspec import RowSpec
-from kvstrata.vllm.worker import TransferWorker, tensors_of
+from kvstrata.vllm.worker import TransferWorker, page_bytes_of, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from kvstrata.memory.device import CopyDevice
     from kvstrata.memory.layout import PageRef
     from kvstrata.memory.placement import Placement
+    from kvstrata.memory.transfer import BlockTransfers
 
     Groups = tuple[tuple[PageRef, ...], ...]
 
@@ -94,19 +93,12 @@ class KVStrataRowWorker(TransferWorker):
         layout = ExactLayout(
             blocks_per_chunk=self._blocks_per_chunk,
             groups=groups,
-            block_page_bytes=tuple(int(item.page_size_bytes) for item in kv_caches.tensors),
+            block_page_bytes=page_bytes_of(kv_caches),
             rank=self._rank,
             ranks=self._ranks,
         )
-        blocks = tensors_of(kv_caches)
-        device = device_of(blocks, compat.batch_copy()) if self._device is None else self._device
-        return BlockTransfers(
-            layout,
-            self._arena.tensor.view(torch.int8),
-            blocks,
-            device,
-            never_across=SMALLEST_PIECE,
-        )
+        memory = self._arena.tensor.view(torch.int8)
+        return self._between(kv_caches, layout, memory, never_across=SMALLEST_PIECE)
 
     def rebind(self, kv_caches: CanonicalKVCaches, groups: Groups) -> None:
         """Finish what is in flight and use other KV tensors from now on.

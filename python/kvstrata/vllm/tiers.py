@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
-    OffloadingEvent,
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import kvstrata
-from kvstrata.keys import GROUP_BYTES
 from kvstrata.vllm import compat, facts, manifest, metrics, options, windows
 from kvstrata.vllm.guard import Faults, guarded
 from kvstrata.vllm.plugin import DISK_TIER, OBJECT_TIER
+from kvstrata.vllm.residency import Residency
+from kvstrata.vllm.tierjob import TierJob, as_given, by_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         OffloadingConnectorStats,
     )
     from vllm.v1.kv_offload.base import (
+        OffloadingEvent,
         OffloadingMetricMetadata,
         OffloadingSpec,
         OffloadKey,
@@ -46,24 +46,13 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
-    _Pair = tuple[OffloadKey, int]
+    from kvstrata.vllm.tierjob import Pair
 
 logger = init_logger(__name__)
 
 _GOOD = frozenset({"ok", "present"})
 _CLOSE_SECONDS = 10.0
 _WAIT_SECONDS = 0.5
-_EVENTS_MAX = 65_536
-_LAST = 1 << 62
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A job the native tier has: its keys in the order given to it."""
-
-    keys: tuple[OffloadKey, ...]
-    is_load: bool
-    req_id: str
 
 
 class KVStrataDiskTier(SecondaryTierManager):
@@ -104,29 +93,31 @@ class KVStrataDiskTier(SecondaryTierManager):
         self._offload_policy = parsed.offload_policy
         self.faults = Faults(f"kvstrata tier {tier_type!r}")
         self._slot_bytes = compat.slot_bytes_of(primary_kv_view)
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, TierJob] = {}
         # Results that did not come from the native tier: jobs it refused, or that were lost in a
         # drain.
         self._ready: list[JobResult] = []
         # Keys whose load failed, per living request: a second guard against asking for them for
         # ever.
         self._failed: dict[str, set[OffloadKey]] = {}
-        self._events: list[OffloadingEvent] | None = self._event_list(parsed)
+        self._residency = Residency(
+            self.medium, self.locality, tier_type, wanted=self._wants_events(parsed)
+        )
         self._metrics = metrics.TierMetrics(tier_type)
         self._tier: Any = None
         self._arena: memoryview | None = None
         self._open(parsed)
 
-    def _event_list(self, parsed: options.TierOptions) -> list[OffloadingEvent] | None:
+    def _wants_events(self, parsed: options.TierOptions) -> bool:
         if not parsed.enable_kv_events:
-            return None
+            return False
         if self._offloading_spec.kv_events_config.enable_kv_cache_events:
-            return []
+            return True
         logger.warning(
             "kvstrata: enable_kv_events of tier %r does nothing while KV cache events are off",
             self.tier_type,
         )
-        return None
+        return False
 
     def _open(self, parsed: options.TierOptions) -> None:
         byte_map = self._offloading_spec.extra_config.get(manifest.BYTE_MAP_KEY)
@@ -194,16 +185,16 @@ class KVStrataDiskTier(SecondaryTierManager):
         """Queue reads into slots of the primary tier."""
         self._submit(job_metadata, as_given)
 
-    def _submit(self, job: TransferJob, order: Callable[[TransferJob], list[_Pair]]) -> None:
+    def _submit(self, job: TransferJob, order: Callable[[TransferJob], list[Pair]]) -> None:
         """End a job in exactly one result, whatever happens: its slots stay pinned without one."""
         job_id = int(job.job_id)
-        entry = _Job(tuple(job.keys), bool(job.is_promotion), job.req_context.req_id)
+        entry = TierJob(tuple(job.keys), bool(job.is_promotion), job.req_context.req_id)
         try:
             if self._tier is None:
                 self._refuse(job_id, entry)
                 return
             pairs = order(job)
-            entry = _Job(tuple(key for key, _ in pairs), entry.is_load, entry.req_id)
+            entry = TierJob(tuple(key for key, _ in pairs), entry.is_load, entry.req_id)
             offsets = [chunk * self._slot_bytes for _, chunk in pairs]
             submit = self._tier.load if entry.is_load else self._tier.store
             submit(job_id, list(entry.keys), offsets)
@@ -212,12 +203,12 @@ class KVStrataDiskTier(SecondaryTierManager):
             raise
         self._jobs[job_id] = entry
 
-    def _refuse(self, job_id: int, job: _Job) -> None:
+    def _refuse(self, job_id: int, job: TierJob) -> None:
         if job.is_load:
             self._remember_failed(job, job.keys)
         self._ready.append(JobResult(job_id=job_id, success=False))
 
-    def _remember_failed(self, job: _Job, keys: Iterable[OffloadKey]) -> None:
+    def _remember_failed(self, job: TierJob, keys: Iterable[OffloadKey]) -> None:
         failed = self._failed.get(job.req_id)
         if failed is not None:
             failed.update(keys)
@@ -247,13 +238,13 @@ class KVStrataDiskTier(SecondaryTierManager):
                 continue
             self._ready.append(self._translate(int(result.job_id), job, result))
 
-    def _translate(self, job_id: int, job: _Job, result: Any) -> JobResult:
+    def _translate(self, job_id: int, job: TierJob, result: Any) -> JobResult:
         pairs = list(zip(job.keys, result.outcomes, strict=True))
         good = tuple(key for key, outcome in pairs if outcome in _GOOD)
         success = bool(result.success) and len(good) == len(job.keys)
         if job.is_load and not success:
             self._remember_failed(job, (key for key, outcome in pairs if outcome not in _GOOD))
-        self._note_events(job, pairs)
+        self._residency.note_job(pairs, is_load=job.is_load)
         return JobResult(
             job_id=job_id,
             success=success,
@@ -261,23 +252,6 @@ class KVStrataDiskTier(SecondaryTierManager):
             transfer_time=float(result.seconds),
             transfer_bytes=int(result.bytes),
         )
-
-    def _note_events(self, job: _Job, pairs: list[tuple[OffloadKey, str]]) -> None:
-        """Stored rows, and those a load found gone or bad. Evictions are not reported to us."""
-        if self._events is None or len(self._events) >= _EVENTS_MAX:
-            return
-        wanted = {"miss", "corrupt"} if job.is_load else {"ok"}
-        keys = [key for key, outcome in pairs if outcome in wanted]
-        if keys:
-            self._events.append(
-                OffloadingEvent(
-                    keys=keys,
-                    medium=self.medium,
-                    removed=job.is_load,
-                    locality=self.locality,
-                    ownership=self.tier_type,
-                )
-            )
 
     @guarded(lambda: False)
     def has_pending_work(self) -> bool:
@@ -287,10 +261,7 @@ class KVStrataDiskTier(SecondaryTierManager):
     @guarded(list)
     def take_events(self) -> list[OffloadingEvent]:
         """Events since the last call."""
-        if not self._events:
-            return []
-        events, self._events = self._events, []
-        return events
+        return self._residency.take()
 
     @guarded(lambda: None)
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
@@ -400,19 +371,3 @@ class KVStrataObjectTier(KVStrataDiskTier):
     """
 
     takes_bucket: ClassVar[bool] = True
-
-
-def as_given(job: TransferJob) -> list[_Pair]:
-    """The job's keys and chunk ids as they came."""
-    return list(zip(job.keys, (int(chunk) for chunk in job.chunk_ids), strict=True))
-
-
-def by_prefix(job: TransferJob) -> list[_Pair]:
-    """By group, then by place in the prompt: the rows of a prefix lie side by side on disk."""
-    position = job.req_context.get_offload_key_position
-
-    def place(pair: _Pair) -> tuple[bytes, int]:
-        end_token = position(pair[0])
-        return pair[0][-GROUP_BYTES:], _LAST if end_token is None else end_token
-
-    return sorted(as_given(job), key=place)

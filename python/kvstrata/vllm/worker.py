@@ -40,6 +40,19 @@ class TransferWorker(OffloadingWorker):
     """What a worker of ours does with :class:`BlockTransfers`, whoever says where slots lie."""
 
     _transfers: BlockTransfers
+    _device: CopyDevice | None
+
+    def _between(
+        self,
+        kv_caches: CanonicalKVCaches,
+        layout: Layout,
+        memory: torch.Tensor,
+        never_across: int | None = None,
+    ) -> BlockTransfers:
+        """Copies between these tensors and slots that lie in `memory` as `layout` says."""
+        blocks = tensors_of(kv_caches)
+        device = device_of(blocks, compat.batch_copy()) if self._device is None else self._device
+        return BlockTransfers(layout, memory, blocks, device, never_across=never_across)
 
     @property
     def layout(self) -> Layout:
@@ -117,11 +130,9 @@ class KVStrataWorker(TransferWorker):
             blocks_per_chunk=self._blocks_per_chunk,
             tensor_page_bytes=pages.slot_bytes,
             groups=pages.groups,
-            block_page_bytes=tuple(int(item.page_size_bytes) for item in kv_caches.tensors),
+            block_page_bytes=page_bytes_of(kv_caches),
         )
-        blocks = tensors_of(kv_caches)
-        device = device_of(blocks, compat.batch_copy()) if self._device is None else self._device
-        return BlockTransfers(layout, self._region.base_tensor, blocks, device)
+        return self._between(kv_caches, layout, self._region.base_tensor)
 
     def rebind(self, kv_caches: CanonicalKVCaches, pages: Pages) -> None:
         """Finish what is in flight and use other KV tensors from now on."""
@@ -192,6 +203,11 @@ class KVStrataWorker(TransferWorker):
 def tensors_of(kv_caches: CanonicalKVCaches) -> list[torch.Tensor]:
     """The KV tensors, int8 ``(blocks, page)`` each."""
     return [item.tensor for item in kv_caches.tensors]
+
+
+def page_bytes_of(kv_caches: CanonicalKVCaches) -> tuple[int, ...]:
+    """The bytes of a block's page in each KV tensor."""
+    return tuple(int(item.page_size_bytes) for item in kv_caches.tensors)
 
 
 def _slot_ids(spec: LoadStoreSpec) -> Any:

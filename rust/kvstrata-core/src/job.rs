@@ -126,6 +126,18 @@ pub struct Settlement {
     pub busy: bool,
 }
 
+impl Settlement {
+    /// An outcome without bytes.
+    pub(crate) const fn plain(position: usize, outcome: Outcome) -> Self {
+        Self {
+            position,
+            outcome,
+            bytes: 0,
+            busy: false,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Job {
     kind: JobKind,

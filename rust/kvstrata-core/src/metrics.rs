@@ -25,6 +25,11 @@ impl Counter {
     }
 }
 
+/// A `usize` as a counter takes it.
+pub(crate) fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
 /// How many keys ended in each way.
 #[derive(Debug, Default)]
 struct OutcomeCounters([Counter; Outcome::ALL.len()]);

@@ -10,7 +10,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use libc::{c_long, sock_filter, sock_fprog};
+use libc::{c_long, sock_filter};
+
+use crate::seccomp::{self, step};
 
 /// Calls that change files; `openat` too, where it creates one.
 const CHANGES: [c_long; 12] = [
@@ -31,21 +33,6 @@ const CHANGES: [c_long; 12] = [
 /// Where a filter finds the number of a call, and the lower half of the third argument.
 const NUMBER: u32 = 0;
 const THIRD_ARGUMENT: u32 = 32;
-
-const fn step(code: u32, jump_true: u8, jump_false: u8, operand: u32) -> sock_filter {
-    #[expect(
-        clippy::as_conversions,
-        clippy::cast_possible_truncation,
-        reason = "codes of filter steps have 16 bits; their constants are wider"
-    )]
-    let code = code as u16;
-    sock_filter {
-        code,
-        jt: jump_true,
-        jf: jump_false,
-        k: operand,
-    }
-}
 
 /// Asks about each of [`CHANGES`] and lets everything else pass.
 fn program() -> io::Result<Vec<sock_filter>> {
@@ -83,28 +70,8 @@ pub fn kill_before(change: u64) -> io::Result<Arc<AtomicU64>> {
         .name("crash-point".to_owned())
         .spawn(move || answer(&receiver, change, &own))?;
     let mut steps = program()?;
-    let program = sock_fprog {
-        len: u16::try_from(steps.len()).map_err(io::Error::other)?,
-        filter: steps.as_mut_ptr(),
-    };
-    #[expect(unsafe_code, reason = "no crate here sets a filter")]
-    // SAFETY: the program and its steps live until both calls, which copy them, have returned.
-    let listener = unsafe {
-        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-                &raw const program,
-            )
-        } else {
-            -1
-        }
-    };
+    let listener = seccomp::set(&mut steps, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER)?;
     let listener = i32::try_from(listener).map_err(io::Error::other)?;
-    if listener < 0 {
-        return Err(io::Error::last_os_error());
-    }
     #[expect(unsafe_code, reason = "the kernel has made a descriptor")]
     // SAFETY: it is open and nobody else's.
     let listener = unsafe { OwnedFd::from_raw_fd(listener) };

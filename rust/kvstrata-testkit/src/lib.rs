@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod memory;
 pub mod payload;
 pub mod sandbox;
+mod seccomp;
 pub mod stored_rows;
 pub mod unguarded;
 

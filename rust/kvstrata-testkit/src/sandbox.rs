@@ -6,23 +6,9 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::io;
 
-use libc::{c_int, c_long, c_void, siginfo_t, sock_filter, sock_fprog};
+use libc::{c_int, c_long, c_void, siginfo_t};
 
-/// One step of a filter program.
-const fn step(code: u32, jump_true: u8, jump_false: u8, operand: u32) -> sock_filter {
-    #[expect(
-        clippy::as_conversions,
-        clippy::cast_possible_truncation,
-        reason = "codes of filter steps have 16 bits; their constants are wider"
-    )]
-    let code = code as u16;
-    sock_filter {
-        code,
-        jt: jump_true,
-        jf: jump_false,
-        k: operand,
-    }
-}
+use crate::seccomp::{self, step};
 
 /// The threads that a filter concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,31 +31,12 @@ fn filter(call: c_long, action: u32, reach: Reach) -> io::Result<()> {
         step(end, 0, 0, action),
         step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let program = sock_fprog {
-        len: 4,
-        filter: steps.as_mut_ptr(),
-    };
     let flags = match reach {
         Reach::Thread => 0,
         Reach::Process => libc::SECCOMP_FILTER_FLAG_TSYNC,
     };
-    #[expect(unsafe_code, reason = "no crate here sets a filter")]
-    // SAFETY: the program and its steps live until both calls, which copy them, have returned.
-    let result = unsafe {
-        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                flags,
-                &raw const program,
-            )
-        } else {
-            -1
-        }
-    };
-    match result {
+    match seccomp::set(&mut steps, flags)? {
         0 => Ok(()),
-        -1 => Err(io::Error::last_os_error()),
         // With TSYNC: the number of a thread that has filters of its own.
         thread => Err(io::Error::other(format!(
             "thread {thread} has other filters"

@@ -13,10 +13,10 @@ import pytest
 from plugin_support.configs import disk_entry, offloading_config
 from plugin_support.models import kv_cache_config, make_model, vllm_config
 from plugin_support.namespaces import BYTE_MAP, set_at
+from plugin_support.steps import forget_the_cpu_tier, settle
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
-    ScheduleEndContext,
     make_offload_key,
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -38,7 +38,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(kvstrata, "_native"), reason="kvstrata._native is not built"),
 ]
 
-END = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 KEYS = [make_offload_key(bytes([index]) * 32, 0) for index in range(3)]
 OTHER_MAP = {**BYTE_MAP, "order": "another"}
 
@@ -92,17 +91,10 @@ class Engine:
         self.settle()
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            self.manager.on_schedule_end(END)
-            if not self.manager.has_pending_work():
-                return
-            assert time.monotonic() < deadline, "jobs never ended"
-            time.sleep(0.002)
+        settle(self.manager)
 
     def forget_the_cpu_tier(self) -> None:
-        self.manager.reset_cache()
-        getattr(self.manager, "on_reset_flushed", lambda: None)()
+        forget_the_cpu_tier(self.manager)
 
     def found_below(self) -> int:
         """Rows that a new request finds in the tiers below the CPU."""

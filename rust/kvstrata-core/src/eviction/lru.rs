@@ -11,73 +11,24 @@
 
 mod behind;
 mod fill;
+mod node;
 mod walk;
 
 use std::collections::BTreeSet;
 
 use super::containers::{Containers, Slot};
-use super::order::{Chunks, Entries, Order, Place};
+use super::order::{Chunks, Order};
 use super::request::{EndedKey, Tag};
 use super::{Class, ContainerId, EntryId, EvictionPolicy, Placement};
-use crate::chunked::{Chunked, LARGE_BITS};
+use node::{Node, Nodes, State};
 
-/// Bytes of memory per entry, besides its place in the order, parked entries and containers.
-pub const ENTRY_BYTES: usize = 20;
-const _: () = assert!(size_of::<Node>() == ENTRY_BYTES);
+pub use node::ENTRY_BYTES;
 
 /// Entries of a request that are asked for before the first of them is looked at.
 const TOGETHER: usize = 64;
 
 /// So many pins are not counted any more: the entry stays pinned for good.
 const PINS_LOST: u16 = u16::MAX;
-
-/// Where a node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// The handle is unused.
-    Absent,
-    /// In the class's order, pinned or not.
-    Listed,
-    /// Pinned and out of the order.
-    Parked,
-    /// Unpinned, in the class's late map.
-    Late,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    /// As bytes, which need no alignment.
-    tick: [u8; 8],
-    place: Place,
-    container: Slot,
-    pins: u16,
-    state: State,
-}
-
-impl Node {
-    const ABSENT: Self = Self {
-        tick: [0; 8],
-        place: Place::NOWHERE,
-        container: Slot::MAX,
-        pins: 0,
-        state: State::Absent,
-    };
-
-    const fn tick(&self) -> u64 {
-        u64::from_le_bytes(self.tick)
-    }
-}
-
-/// Nodes by number.
-type Nodes = Chunked<Node, LARGE_BITS>;
-
-impl Entries for Nodes {
-    fn moved(&mut self, number: u32, place: Place) {
-        if let Some(node) = self.get_mut(number) {
-            node.place = place;
-        }
-    }
-}
 
 #[derive(Debug, Default)]
 struct ClassOrder {

@@ -12,11 +12,14 @@
 //! what time it is.
 
 mod lookup;
+mod plan;
 mod queue;
 mod requests;
 pub mod span;
+mod start;
 mod stats;
 mod step;
+mod step_end;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -28,7 +31,7 @@ use queue::Queue;
 pub use requests::{Allowed, RequestId};
 use requests::{Request, Requests};
 use stats::Counters;
-pub use step::{Start, StepEnd};
+pub use step_end::{Start, StepEnd};
 
 /// Most keys that one request can ask for in a step; more are misses.
 pub const ASKED_MAX: usize = 1 << 22;

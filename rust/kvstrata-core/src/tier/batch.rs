@@ -10,12 +10,14 @@ use crate::eviction::Class;
 use crate::format::checksum::RowChecksum;
 use crate::index::{Fingerprint, RowPlace};
 use crate::io::Direction;
-use crate::job::Outcome;
+use crate::job::{Outcome, Settlement};
+use crate::metrics::count;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::health::REFUSED;
+use crate::tier::phase::Phase;
 use crate::tier::plan;
-use crate::tier::state::{FlightRow, Phase, QueuedStore, State};
+use crate::tier::state::{FlightRow, QueuedStore, State};
 
 /// Keys that get rows at a time: bounds how long the lock is held.
 pub(super) const KEYS_MAX: usize = 512;
@@ -141,17 +143,17 @@ impl DiskTier {
             }
             needs.looked_at = needs.looked_at.saturating_add(1);
             if state.removals.cancel(item.fingerprint, store.number) {
-                settled.push(plain(position, Outcome::Dropped));
+                settled.push(Settlement::plain(position, Outcome::Dropped));
             } else if let Some(entry) = state.inventory.index.find(item.fingerprint) {
                 state.keep(entry, store.number);
-                settled.push(plain(position, Outcome::Present));
+                settled.push(Settlement::plain(position, Outcome::Present));
             } else if let Some(writing) = state.writing.get_mut(&item.fingerprint)
                 && !writing.cancelled
             {
                 writing.followers.push((Arc::clone(&request), position));
             } else if !state.inventory.admits(item.fingerprint) {
                 self.around.metrics.unadmitted_stores.add(1);
-                settled.push(plain(position, Outcome::Dropped));
+                settled.push(Settlement::plain(position, Outcome::Dropped));
             } else if let Some((class, _)) = self.groups.get(&item.key.group()) {
                 // A key that another store of the batch brings is looked at again when that one
                 // is being written.
@@ -199,7 +201,7 @@ impl DiskTier {
             let store = own.first().and_then(|first| stores.get(first.store));
             let settlements: Vec<_> = own
                 .iter()
-                .map(|wanted| plain(wanted.position, outcome))
+                .map(|wanted| Settlement::plain(wanted.position, outcome))
                 .collect();
             if let Some(store) = store {
                 let mut state = lock(&self.state);
@@ -281,7 +283,7 @@ impl DiskTier {
         let mut settlements = Vec::new();
         for row in runs.iter().flatten() {
             state.inventory.free_row(row.place, false);
-            settlements.push(plain(row.position, Outcome::Dropped));
+            settlements.push(Settlement::plain(row.position, Outcome::Dropped));
         }
         self.settle(state, &store.request, &settlements, Some("closed"));
     }

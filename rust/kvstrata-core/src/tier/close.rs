@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::job::Outcome;
 use crate::sys::sync::{lock, wait_timeout};
 use crate::tier::disk::DiskTier;
-use crate::tier::state::Phase;
+use crate::tier::phase::Phase;
 
 impl DiskTier {
     /// Whether no operation may touch the arena any more; waits up to `timeout`.

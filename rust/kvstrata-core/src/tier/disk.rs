@@ -5,72 +5,34 @@
 //! operation back ([`DiskTier::complete`]). The writer thread makes space, plans stores and
 //! writes the row table; the keeper thread gives up what is past its deadline.
 
-use core::fmt;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
 use crate::buffer::aligned::AlignedBuffer;
-use crate::buffer::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::Class;
 use crate::format::superblock::{NamespaceDigest, WriterId};
 use crate::index::Fingerprinter;
 use crate::io::probe::Capabilities;
 use crate::io::{Alignment, Completion, Direction, Engine};
-use crate::job::{JobKind, JobTable, Outcome, Settlement};
+use crate::job::{JobKind, Outcome};
 use crate::key::{GroupId, Key};
-use crate::metrics::Metrics;
+use crate::metrics::count;
 use crate::namespace::Lease;
 use crate::namespace::epoch::Epochs;
-use crate::notice::{Level, Notices};
-use crate::sys::clock::Clock;
-use crate::sys::fs::{Descriptors, Directory, File};
+use crate::notice::Level;
+use crate::sys::fs::{Directory, File};
 use crate::sys::sync::atomic::{AtomicBool, Ordering};
-use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, OnceLock, Weak, lock};
+use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, OnceLock, lock};
 use crate::tier::arguments::check_arguments;
-use crate::tier::circuit::CircuitLimits;
 use crate::tier::health::Health;
-use crate::tier::request::{Item, Request};
+use crate::tier::request::Item;
 use crate::tier::space::Space;
-use crate::tier::state::{Flight, Phase, State};
+use crate::tier::state::{Flight, State};
 use crate::tier::stats::SpaceFigures;
-use crate::tier::{ProbeRoot, StartEngine};
-
-/// What a tier shares with its opener and its caller.
-#[derive(Clone)]
-pub(crate) struct Surroundings {
-    /// The caller's slots.
-    pub(crate) arena: Arc<Arena>,
-    /// All jobs.
-    pub(crate) jobs: Arc<JobTable>,
-    /// All counters.
-    pub(crate) metrics: Arc<Metrics>,
-    /// All log lines.
-    pub(crate) notices: Arc<Notices>,
-    /// The time.
-    pub(crate) clock: Arc<dyn Clock>,
-    /// Tells what the root can do.
-    pub(crate) probe_root: ProbeRoot,
-    /// Makes the I/O engine.
-    pub(crate) start_engine: StartEngine,
-    /// When a failing device is given up.
-    pub(crate) circuit: CircuitLimits,
-    /// What a forked child is to close.
-    pub(crate) descriptors: Arc<Descriptors>,
-    /// The engines that were started, for a forked child to leave.
-    pub(crate) engines: Arc<Mutex<Vec<Weak<dyn Engine>>>>,
-}
-
-impl fmt::Debug for Surroundings {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Surroundings")
-            .field("jobs", &self.jobs)
-            .finish_non_exhaustive()
-    }
-}
+use crate::tier::surroundings::Surroundings;
 
 /// One open disk tier.
 #[derive(Debug)]
@@ -227,109 +189,19 @@ impl DiskTier {
 
     /// Checks a job's arguments and turns them into items.
     pub(super) fn items(&self, keys: &[Key], offsets: &[u64]) -> Result<Vec<Item>> {
-        check_arguments(keys, offsets, self.around.arena.length(), |key| {
+        let slots = check_arguments(keys, offsets, self.around.arena.length(), |key| {
             self.groups
                 .get(&key.group())
                 .map(|(_, row_bytes)| *row_bytes)
-        })
-        .map(|slots| {
-            let items = keys
-                .iter()
-                .zip(slots)
-                .map(|(key, (offset, row_bytes))| Item {
-                    key: *key,
-                    fingerprint: self.fingerprinter.of(key),
-                    offset,
-                    row_bytes,
-                });
-            items.collect()
-        })
+        })?;
+        Ok(Item::all(keys, slots, &self.fingerprinter))
     }
 
     /// The lock, while the tier takes calls.
     pub(super) fn open_state(&self) -> Result<crate::sys::sync::MutexGuard<'_, State>> {
         let state = lock(&self.state);
-        if state.phase == Phase::Open {
-            Ok(state)
-        } else {
-            Err(closed())
-        }
-    }
-
-    /// Gives keys of a job their outcomes.
-    pub(super) fn settle(
-        &self,
-        state: &mut State,
-        request: &Arc<Request>,
-        settlements: &[Settlement],
-        error: Option<&str>,
-    ) {
-        let open;
-        let settlements = if self.is_poisoned() || request.is_abandoned() {
-            if request.is_done() {
-                // Its number may be another job's by now.
-                return;
-            }
-            // Who dropped the keys of a lost or late thread may have been quicker.
-            let positions = self.around.jobs.open_positions(request.job_id);
-            let is_open = |one: &&Settlement| positions.binary_search(&one.position).is_ok();
-            open = settlements
-                .iter()
-                .filter(is_open)
-                .cloned()
-                .collect::<Vec<_>>();
-            &open
-        } else {
-            settlements
-        };
-        if settlements.is_empty() {
-            return;
-        }
-        let metrics = &self.around.metrics;
-        let mut bytes_settled = 0_u64;
-        for settlement in settlements {
-            metrics.count(request.kind, settlement.outcome);
-            let row_bytes = request
-                .items
-                .get(settlement.position)
-                .map_or(0, |item| item.row_bytes);
-            bytes_settled = bytes_settled.saturating_add(count(row_bytes));
-            match request.kind {
-                JobKind::Store => metrics.bytes_stored.add(settlement.bytes),
-                JobKind::Load => metrics.bytes_loaded.add(settlement.bytes),
-            }
-        }
-        let last = request.settle(settlements.len());
-        if last {
-            self.note_end(request);
-        }
-        if request.kind == JobKind::Load {
-            state.load_bytes_open = state.load_bytes_open.saturating_sub(bytes_settled);
-        } else {
-            state.store_bytes_open = state.store_bytes_open.saturating_sub(bytes_settled);
-            if !last && state.written.settled(request) {
-                self.work.notify_one();
-            }
-            if last {
-                order_stored(state, request, self.around.clock.unix_seconds());
-            }
-        }
-        self.around.jobs.settle(request.job_id, settlements, error);
-    }
-
-    /// Gives all keys from position `next` on the same outcome.
-    pub(super) fn settle_rest(
-        &self,
-        state: &mut State,
-        request: &Arc<Request>,
-        next: usize,
-        outcome: Outcome,
-        error: &str,
-    ) {
-        let rest: Vec<_> = (next..request.items.len())
-            .map(|position| plain(position, outcome))
-            .collect();
-        self.settle(state, request, &rest, Some(error));
+        state.phase.require_open()?;
+        Ok(state)
     }
 
     /// Takes an operation back from the engine; called on the engine's threads.
@@ -407,42 +279,4 @@ impl DiskTier {
     pub(super) fn is_poisoned(&self) -> bool {
         self.poisoned.load(Ordering::Acquire) || self.is_engine_poisoned()
     }
-}
-
-/// Puts the rows of a finished store in the order of its keys: the tail is the oldest.
-fn order_stored(state: &mut State, request: &Request, now: u32) {
-    let mut entries = Vec::new();
-    for (position, entry) in request.take_stored() {
-        let same = state.inventory.index.get(entry).is_some_and(|found| {
-            found.listed
-                && request
-                    .items
-                    .get(position)
-                    .is_some_and(|i| i.fingerprint == found.fingerprint)
-        });
-        if same {
-            entries.push(entry);
-        }
-    }
-    state.inventory.access(&entries, now);
-}
-
-/// An outcome without bytes.
-pub(super) const fn plain(position: usize, outcome: Outcome) -> Settlement {
-    Settlement {
-        position,
-        outcome,
-        bytes: 0,
-        busy: false,
-    }
-}
-
-/// The error of a call to a closed tier.
-pub(super) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the tier is closed")
-}
-
-/// A `usize` as a counter.
-pub(super) fn count(number: usize) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
 }

@@ -3,8 +3,9 @@
 use crate::format::row_table::{Generation, RowEntry};
 use crate::io::Direction;
 use crate::job::Outcome;
+use crate::metrics::count;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{DiskTier, count};
+use crate::tier::disk::DiskTier;
 use crate::tier::inventory::NewRow;
 use crate::tier::row_file::RowFile;
 use crate::tier::state::{Flight, FlightRow, State};

@@ -5,10 +5,11 @@ use std::io;
 
 use crate::eviction::{Class, ContainerId};
 use crate::key::GroupId;
+use crate::metrics::count;
 use crate::sys::fs::Directory;
 use crate::sys::sync::{Arc, lock};
 use crate::tier::container::Container;
-use crate::tier::disk::{DiskTier, count};
+use crate::tier::disk::DiskTier;
 use crate::tier::inventory::Inventory;
 use crate::tier::space::{Freed, Room, Space};
 

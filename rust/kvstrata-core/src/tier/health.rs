@@ -9,11 +9,12 @@ use serde_json::{Map, Value};
 
 use crate::io::{Direction, Failure, OperationId};
 use crate::job::{JobKind, Outcome};
+use crate::metrics::count;
 use crate::notice::Level;
 use crate::sys::errno::errno_name;
 use crate::sys::sync::{Arc, Mutex, lock};
 use crate::tier::circuit::{Circuit, CircuitLimits, Trial};
-use crate::tier::disk::{DiskTier, count};
+use crate::tier::disk::DiskTier;
 use crate::tier::last_error::{Cause, LastError, tail};
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, State};

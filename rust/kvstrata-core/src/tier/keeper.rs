@@ -7,8 +7,9 @@ use crate::sys::sync::{Arc, lock, wait, wait_timeout};
 use crate::tier::disk::DiskTier;
 use crate::tier::health::direction_of;
 use crate::tier::last_error::Cause;
+use crate::tier::phase::Phase;
 use crate::tier::request::Request;
-use crate::tier::state::{Flight, Phase, State};
+use crate::tier::state::{Flight, State};
 
 /// How often the engine is asked again while operations are overdue: it replaces stuck threads.
 const OVERDUE_INTERVAL: Duration = Duration::from_millis(200);

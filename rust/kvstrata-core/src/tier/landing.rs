@@ -2,8 +2,9 @@
 
 use crate::format::checksum::row_checksum;
 use crate::job::{Outcome, Settlement};
+use crate::metrics::count;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, State};
 use crate::tier::waiters::Waiter;
@@ -140,6 +141,6 @@ pub(super) fn settlement(request: &Request, position: usize, outcome: Outcome) -
     };
     Settlement {
         bytes,
-        ..plain(position, outcome)
+        ..Settlement::plain(position, outcome)
     }
 }

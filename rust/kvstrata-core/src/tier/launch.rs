@@ -2,8 +2,9 @@
 
 use crate::io::{Channel, Direction, Memory, Operation, Prelude, Segment, Started};
 use crate::job::{JobKind, Outcome};
+use crate::metrics::count;
 use crate::sys::sync::Arc;
-use crate::tier::disk::{DiskTier, count};
+use crate::tier::disk::DiskTier;
 use crate::tier::load_buffers::{LoadBuffer, WaitingRun};
 use crate::tier::plan;
 use crate::tier::request::Request;

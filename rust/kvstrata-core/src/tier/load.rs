@@ -5,9 +5,10 @@ use crate::eviction::EntryId;
 use crate::io::{Completion, Direction, Failure};
 use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
+use crate::metrics::count;
 use crate::notice::Level;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::landing::{Verdict, settlement};
 use crate::tier::plan;
 use crate::tier::request::Request;
@@ -94,7 +95,7 @@ impl DiskTier {
                 if entry.is_some() && !state.reset_failed {
                     metrics.refused_loads.add(1);
                 }
-                misses.push(plain(position, Outcome::Miss));
+                misses.push(Settlement::plain(position, Outcome::Miss));
                 continue;
             };
             accessed.push(id);
@@ -320,7 +321,7 @@ impl DiskTier {
         let settlements: Vec<_> = flight
             .rows
             .iter()
-            .map(|row| plain(row.position, outcome))
+            .map(|row| Settlement::plain(row.position, outcome))
             .collect();
         self.end_load(state, flight, &settlements, Some(error));
         self.settle_waiters(state, waiters, Outcome::Miss, Some(error));

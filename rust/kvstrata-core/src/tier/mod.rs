@@ -1,6 +1,7 @@
 //! Tiers: where rows are stored, and the one type the binding knows.
 
 mod arguments;
+mod availability;
 mod batch;
 mod chores;
 mod circuit;
@@ -28,6 +29,7 @@ mod observed;
 mod open;
 mod overdue;
 mod pending;
+mod phase;
 mod plan;
 mod recover;
 mod removals;
@@ -35,13 +37,16 @@ mod request;
 mod root_lock;
 mod row_file;
 mod rows;
+mod seams;
 mod served;
+mod settle;
 mod space;
 mod starved;
 mod state;
 mod stats;
 mod store;
 mod sums;
+mod surroundings;
 mod touched;
 mod touches;
 mod trial;
@@ -50,7 +55,6 @@ mod waiters;
 mod writer;
 mod written;
 
-use core::fmt;
 use core::time::Duration;
 use std::os::fd::RawFd;
 
@@ -58,72 +62,26 @@ use serde_json::{Map, Value};
 
 use crate::buffer::Arena;
 use crate::config::TierOptions;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::eviction::request::Context;
-use crate::io::file::FileCache;
-use crate::io::probe::probe;
-use crate::io::{Capabilities, CompletionSink, Engine};
-use crate::job::{JobId, JobKind, JobResult, JobTable};
+use crate::job::{JobId, JobKind, JobResult};
 use crate::key::Key;
-use crate::metrics::Metrics;
-use crate::notice::{Notice, Notices};
+use crate::notice::Notice;
 use crate::object::{ObjectOptions, Store};
-use crate::sys::clock::{Clock, SystemClock};
-use crate::sys::fs::{Descriptors, Directory, Noted};
-use crate::sys::sync::{Arc, Mutex, lock, try_lock};
-use crate::tier::disk::{DiskTier, Surroundings, closed};
+use crate::sys::fs::Noted;
+use crate::sys::sync::Arc;
+use crate::tier::availability::{Availability, Found};
+use crate::tier::disk::DiskTier;
 use crate::tier::object::{ObjectTier, ServedObjects};
 use crate::tier::pending::Pending;
-use crate::tier::served::Served;
+use crate::tier::surroundings::Surroundings;
 
 pub use crate::tier::circuit::CircuitLimits;
 pub use crate::tier::root_lock::ROOT_LOCK_NAME;
+pub use crate::tier::seams::{ProbeRoot, Seams, StartEngine};
 
 /// Slice in which [`Tier::drain`] looks whether the kernel has returned everything.
 const DRAIN_SLICE: Duration = Duration::from_millis(20);
-
-/// Makes the engine that moves a tier's bytes.
-pub type StartEngine = Arc<
-    dyn Fn(&Capabilities, Arc<FileCache>, Arc<dyn Clock>, CompletionSink) -> Result<Arc<dyn Engine>>
-        + Send
-        + Sync,
->;
-
-/// Finds out what a root can do, for the I/O backend that was asked for.
-pub type ProbeRoot = Arc<dyn Fn(&Directory, &str) -> Result<Capabilities> + Send + Sync>;
-
-/// Where a tier meets the machine; tests put doubles here.
-#[derive(Clone)]
-pub struct Seams {
-    /// The time.
-    pub clock: Arc<dyn Clock>,
-    /// What the root can do.
-    pub probe_root: ProbeRoot,
-    /// The engine.
-    pub start_engine: StartEngine,
-    /// When a failing device is given up, and for how long.
-    pub circuit: CircuitLimits,
-}
-
-impl Default for Seams {
-    fn default() -> Self {
-        Self {
-            clock: Arc::new(SystemClock),
-            probe_root: Arc::new(probe),
-            start_engine: Arc::new(crate::io::start),
-            circuit: CircuitLimits::default(),
-        }
-    }
-}
-
-impl fmt::Debug for Seams {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Seams")
-            .field("clock", &self.clock)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A tier as its user sees it. Any thread may call any method.
 ///
@@ -134,50 +92,7 @@ pub struct Tier {
     /// Keeps the eventfd written down; dropped before it is closed.
     _event: Option<Noted>,
     around: Surroundings,
-    inner: Mutex<Inner>,
-}
-
-#[derive(Debug)]
-enum Inner {
-    /// The root is in use.
-    Ready(Arc<dyn Served>),
-    /// The root could not be used yet; a thread tries again and again.
-    Pending(Arc<Pending>),
-    /// Closed: `Some` while the kernel still owns arena bytes.
-    Closed(Option<Arc<dyn Served>>),
-}
-
-/// What a call finds.
-enum Found {
-    Ready(Arc<dyn Served>),
-    Pending,
-}
-
-/// A disk tier as any tier.
-fn served(tier: Arc<DiskTier>) -> Arc<dyn Served> {
-    tier
-}
-
-/// What a tier and its opener share.
-fn surroundings(arena: Arc<Arena>, seams: Seams) -> Result<Surroundings> {
-    let Seams {
-        clock,
-        probe_root,
-        start_engine,
-        circuit,
-    } = seams;
-    Ok(Surroundings {
-        arena,
-        jobs: Arc::new(JobTable::new(Arc::clone(&clock))?),
-        metrics: Arc::new(Metrics::default()),
-        notices: Arc::new(Notices::new(Arc::clone(&clock))),
-        clock,
-        probe_root,
-        start_engine,
-        circuit,
-        descriptors: Descriptors::new(),
-        engines: Arc::default(),
-    })
+    availability: Availability,
 }
 
 impl Tier {
@@ -185,7 +100,7 @@ impl Tier {
     /// stores, and tries again by itself.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] naming the field or path.
+    /// [`crate::error::ErrorKind::Config`] naming the field or path.
     pub fn open(options: TierOptions, arena: Arena) -> Result<Self> {
         Self::open_shared(options, Arc::new(arena), Seams::default())
     }
@@ -197,17 +112,17 @@ impl Tier {
     /// As [`Tier::open`].
     pub fn open_shared(options: TierOptions, arena: Arc<Arena>, seams: Seams) -> Result<Self> {
         open::check_options(&options)?;
-        let around = surroundings(arena, seams)?;
+        let around = Surroundings::new(arena, seams)?;
         let event = around.descriptors.note(&*around.jobs);
-        let inner = match DiskTier::open(&options, around.clone()) {
-            Ok(tier) => Inner::Ready(tier),
+        let availability = match DiskTier::open(&options, around.clone()) {
+            Ok(tier) => Availability::ready(tier),
             Err(error) if options.required => return Err(error),
-            Err(error) => Inner::Pending(Pending::start(options, around.clone(), &error)?),
+            Err(error) => Availability::pending(Pending::start(options, around.clone(), &error)?),
         };
         Ok(Self {
             _event: event,
             around,
-            inner: Mutex::new(inner),
+            availability,
         })
     }
 
@@ -215,7 +130,8 @@ impl Tier {
     /// drops stores, and tries again by itself.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] naming the field, or saying what is wrong with the bucket.
+    /// [`crate::error::ErrorKind::Config`] naming the field, or saying what is wrong with the
+    /// bucket.
     pub fn open_object(options: ObjectOptions, arena: Arena) -> Result<Self> {
         Self::open_object_shared(options, Arc::new(arena), Seams::default(), None)
     }
@@ -232,37 +148,23 @@ impl Tier {
         given: Option<Store>,
     ) -> Result<Self> {
         options.validate()?;
-        let around = surroundings(arena, seams)?;
+        let around = Surroundings::new(arena, seams)?;
         let event = around.descriptors.note(&*around.jobs);
         let tier = ObjectTier::open(options, around.clone(), given)?;
         Ok(Self {
             _event: event,
             around,
-            inner: Mutex::new(Inner::Ready(Arc::new(ServedObjects(tier)))),
+            availability: Availability::ready(Arc::new(ServedObjects(tier))),
         })
-    }
-
-    fn find(&self) -> Result<Found> {
-        let mut inner = lock(&self.inner);
-        if let Inner::Pending(pending) = &*inner {
-            let Some(tier) = pending.take() else {
-                return Ok(Found::Pending);
-            };
-            *inner = Inner::Ready(tier);
-        }
-        match &*inner {
-            Inner::Ready(tier) => Ok(Found::Ready(Arc::clone(tier))),
-            Inner::Pending(_) | Inner::Closed(_) => Err(closed()),
-        }
     }
 
     /// Whether the row of each key is there; `None`: not known yet, ask again (never from disk).
     /// Neither pins nor counts as an access.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn lookup(&self, keys: &[Key]) -> Result<Vec<Option<bool>>> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.lookup(keys),
             Found::Pending => Ok(vec![Some(false); keys.len()]),
         }
@@ -272,11 +174,14 @@ impl Tier {
     /// not be written before the job's result is polled.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] naming what is wrong; [`ErrorKind::Closed`]. Nothing was begun.
+    /// [`crate::error::ErrorKind::Argument`] naming what is wrong;
+    /// [`crate::error::ErrorKind::Closed`]. Nothing was begun.
     pub fn store(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.store(job_id, keys, offsets),
-            Found::Pending => self.with_pending(job_id, JobKind::Store, keys, offsets),
+            Found::Pending => self
+                .availability
+                .begin_late(job_id, JobKind::Store, keys, offsets),
         }
     }
 
@@ -286,53 +191,38 @@ impl Tier {
     /// # Errors
     /// As [`Tier::store`].
     pub fn load(&self, job_id: JobId, keys: &[Key], offsets: &[u64]) -> Result<()> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.load(job_id, keys, offsets),
-            Found::Pending => self.with_pending(job_id, JobKind::Load, keys, offsets),
-        }
-    }
-
-    fn with_pending(
-        &self,
-        job_id: JobId,
-        kind: JobKind,
-        keys: &[Key],
-        offsets: &[u64],
-    ) -> Result<()> {
-        match &*lock(&self.inner) {
-            Inner::Pending(pending) => pending.refuse(job_id, kind, keys, offsets),
-            Inner::Ready(tier) => match kind {
-                JobKind::Store => tier.store(job_id, keys, offsets),
-                JobKind::Load => tier.load(job_id, keys, offsets),
-            },
-            Inner::Closed(_) => Err(closed()),
+            Found::Pending => self
+                .availability
+                .begin_late(job_id, JobKind::Load, keys, offsets),
         }
     }
 
     /// Results since the last call; clears the eventfd.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn poll(&self) -> Result<Vec<JobResult>> {
-        self.find()?;
+        self.availability.find()?;
         Ok(self.around.jobs.poll())
     }
 
     /// Waits until a result is there or `timeout` is over, then acts as [`Tier::poll`].
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn wait(&self, timeout: Duration) -> Result<Vec<JobResult>> {
-        self.find()?;
+        self.availability.find()?;
         Ok(self.around.jobs.wait(timeout))
     }
 
     /// Waits at most about `timeout` for [`Tier::drain`]'s condition; says whether it holds.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn drain_for(&self, timeout: Duration) -> Result<bool> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => {
                 let clock = &self.around.clock;
                 let begun = clock.now();
@@ -356,7 +246,7 @@ impl Tier {
     /// may wait without limit.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn drain(&self) -> Result<()> {
         while !self.drain_for(Duration::from_secs(1))? {}
         Ok(())
@@ -365,18 +255,18 @@ impl Tier {
     /// The eventfd that is readable while results wait.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn fileno(&self) -> Result<RawFd> {
-        self.find()?;
+        self.availability.find()?;
         Ok(self.around.jobs.fileno())
     }
 
     /// Slots that ended jobs named busy and the kernel still owns.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn busy_offsets(&self) -> Result<Vec<u64>> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => Ok(tier.busy_offsets()),
             Found::Pending => Ok(Vec::new()),
         }
@@ -385,9 +275,9 @@ impl Tier {
     /// Counts an access to each key; unknown ones are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn touch(&self, keys: &[Key]) -> Result<()> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.touch(keys),
             Found::Pending => Ok(()),
         }
@@ -398,9 +288,9 @@ impl Tier {
     /// [`Tier::finish`]. A request that is open already changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn observe(&self, request: &str, keys: &[Key], context: Context) -> Result<()> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.observe(request, keys, context),
             Found::Pending => Ok(()),
         }
@@ -409,9 +299,9 @@ impl Tier {
     /// An observed request has ended; one that is not open is ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn finish(&self, request: &str, output_tokens: Option<u32>) -> Result<()> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.finish(request, output_tokens),
             Found::Pending => Ok(()),
         }
@@ -420,9 +310,9 @@ impl Tier {
     /// Hides keys at once; unknown ones are ignored. The space of a pinned row follows.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn remove(&self, keys: &[Key]) -> Result<()> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.remove(keys),
             Found::Pending => Ok(()),
         }
@@ -432,16 +322,13 @@ impl Tier {
     /// be recorded: the tier then serves nothing until a later reset succeeds.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn reset(&self) -> Result<bool> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => tier.reset(),
             Found::Pending => {
                 // The lock is not held over I/O: every call takes it.
-                let pending = match &*lock(&self.inner) {
-                    Inner::Pending(pending) => Some(Arc::clone(pending)),
-                    Inner::Ready(_) | Inner::Closed(_) => None,
-                };
+                let pending = self.availability.attempts();
                 pending.map_or_else(|| self.reset(), |pending| Ok(pending.reset()))
             }
         }
@@ -450,14 +337,14 @@ impl Tier {
     /// Counters and gauges.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn stats(&self) -> Result<Map<String, Value>> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => Ok(tier.stats()),
             Found::Pending => {
                 let mut all = self.around.metrics.snapshot();
                 all.insert("health".into(), "unusable".into());
-                if let Inner::Pending(pending) = &*lock(&self.inner) {
+                if let Some(pending) = self.availability.attempts() {
                     let now = self.around.clock.now();
                     let last = pending.last_error();
                     let last = last.map_or(Value::Null, |last| last.to_json(now));
@@ -471,9 +358,9 @@ impl Tier {
     /// What the root can do and what was chosen; empty while the root is not usable.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`].
+    /// [`crate::error::ErrorKind::Closed`].
     pub fn capabilities(&self) -> Result<Map<String, Value>> {
-        match self.find()? {
+        match self.availability.find()? {
             Found::Ready(tier) => Ok(tier.capabilities()),
             Found::Pending => Ok(Map::new()),
         }
@@ -488,43 +375,15 @@ impl Tier {
     /// child's copies of all descriptors, so that it keeps neither the root nor deleted files from
     /// others when its parent has ended. Changes nothing for the parent.
     pub fn leave_root_to_parent(&self) {
-        self.around.descriptors.close_in_child();
-        // Another thread may have had the lock, for an instant, while it started the engine.
-        for engine in try_lock(&self.around.engines)
-            .into_iter()
-            .flat_map(|engines| engines.clone())
-        {
-            if let Some(engine) = engine.upgrade() {
-                engine.leave_to_parent();
-                // The parent's threads, which this handle would wait for, are not in this process.
-                core::mem::forget(engine);
-            }
-        }
+        self.around.leave_to_parent();
     }
 
     /// Closes the tier. After success it does nothing; after `Busy` it tries again.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while the kernel still owns arena bytes.
+    /// [`crate::error::ErrorKind::Busy`] while the kernel still owns arena bytes.
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        let tier = {
-            let mut inner = lock(&self.inner);
-            let tier = match core::mem::replace(&mut *inner, Inner::Closed(None)) {
-                Inner::Ready(tier) => Some(tier),
-                Inner::Pending(pending) => pending.stop().map(served),
-                Inner::Closed(stuck) => stuck,
-            };
-            *inner = Inner::Closed(tier.clone());
-            tier
-        };
-        let Some(tier) = tier else {
-            return Ok(());
-        };
-        let closed = tier.close(timeout);
-        if closed.as_ref().map_err(crate::error::Error::kind) != Err(ErrorKind::Busy) {
-            *lock(&self.inner) = Inner::Closed(None);
-        }
-        closed
+        self.availability.close(timeout)
     }
 }
 

@@ -21,19 +21,21 @@ use crate::notice::Level;
 use crate::sys::fs::{Directory, EntryKind, ShareMode, TEMPORARY_SUFFIX, fill_random};
 use crate::sys::sync::atomic::AtomicBool;
 use crate::sys::sync::{Arc, Condvar, Mutex, OnceLock, Weak, lock, spawn};
-use crate::tier::disk::{DiskTier, Surroundings};
+use crate::tier::disk::DiskTier;
 use crate::tier::foreign;
 use crate::tier::health::Health;
 use crate::tier::inventory::Inventory;
 use crate::tier::limits::{check_capacity, check_min_free};
 use crate::tier::load_buffers::LoadBuffers;
 use crate::tier::nested;
+use crate::tier::phase::Phase;
 use crate::tier::plan::PADDING_BYTES;
 use crate::tier::recover;
 use crate::tier::root_lock;
 use crate::tier::space::{Space, file_bytes};
-use crate::tier::state::{Phase, State};
+use crate::tier::state::State;
 use crate::tier::stats::SpaceFigures;
+use crate::tier::surroundings::Surroundings;
 
 /// The directories of a namespace, opened.
 struct Place {

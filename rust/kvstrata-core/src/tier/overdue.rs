@@ -8,7 +8,7 @@ use crate::eviction::EntryId;
 use crate::io::Direction;
 use crate::job::{Outcome, Settlement};
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{DiskTier, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::load_buffers::LoadBuffers;
 use crate::tier::request::Request;
 use crate::tier::state::{Flight, FlightRow, State};
@@ -54,7 +54,7 @@ impl DiskTier {
         let mut rows = Vec::new();
         let mut dropped = Vec::new();
         for (row, position) in state.waiters.leave(request) {
-            settlements.push(plain(position, Outcome::Timeout));
+            settlements.push(Settlement::plain(position, Outcome::Timeout));
             dropped.push(row);
         }
         if self.honours_busy || state.buffers.is_some() {
@@ -65,7 +65,7 @@ impl DiskTier {
             .as_mut()
             .map(|buffers| take_waiting(buffers, request));
         for row in unread.into_iter().flatten() {
-            settlements.push(plain(row.position, Outcome::Timeout));
+            settlements.push(Settlement::plain(row.position, Outcome::Timeout));
             rows.extend(row.entry);
             if let Some(entry) = row.entry {
                 state.unpin(entry);
@@ -107,7 +107,7 @@ fn abandon_flights(
         for row in &flight.rows {
             settlements.push(Settlement {
                 busy: flight.buffer.is_none(),
-                ..plain(row.position, Outcome::Timeout)
+                ..Settlement::plain(row.position, Outcome::Timeout)
             });
             rows.extend(row.entry);
         }

@@ -4,14 +4,15 @@ use core::time::Duration;
 
 use crate::config::TierOptions;
 use crate::error::{Error, Result};
-use crate::job::{JobId, JobKind, Outcome};
+use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
 use crate::notice::Level;
 use crate::sys::errno::errno_name;
 use crate::sys::sync::{Arc, Condvar, JoinHandle, Mutex, lock, spawn, wait_timeout};
 use crate::tier::arguments::check_arguments;
-use crate::tier::disk::{DiskTier, Surroundings, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::last_error::{LastError, tail};
+use crate::tier::surroundings::Surroundings;
 
 /// Time to the first new attempt; doubled after each.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -168,7 +169,7 @@ impl Pending {
             JobKind::Load => Outcome::Miss,
         };
         let all: Vec<_> = (0..keys.len())
-            .map(|position| plain(position, outcome))
+            .map(|position| Settlement::plain(position, outcome))
             .collect();
         self.around.metrics.offer(kind, keys.len());
         for _ in keys {

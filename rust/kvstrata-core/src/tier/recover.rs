@@ -21,11 +21,11 @@ use crate::sys::fs::{Access, Directory};
 use crate::sys::sync::atomic::{AtomicUsize, Ordering};
 use crate::sys::sync::{Arc, fan_out, processors};
 use crate::tier::container::Container;
-use crate::tier::disk::Surroundings;
 use crate::tier::inventory::Inventory;
 use crate::tier::row_file::RowFile;
 use crate::tier::rows::{RowUse, Rows};
 use crate::tier::space::committed_bytes;
+use crate::tier::surroundings::Surroundings;
 use crate::tier::touched::TouchedPages;
 
 /// Most threads that read row tables: more only wait for memory.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::eviction::EntryId;
-use crate::index::Fingerprint;
+use crate::index::{Fingerprint, Fingerprinter};
 use crate::job::{JobId, JobKind};
 use crate::key::Key;
 use crate::sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,6 +20,23 @@ pub(crate) struct Item {
     pub(crate) offset: usize,
     /// Payload bytes of the key's group.
     pub(crate) row_bytes: usize,
+}
+
+impl Item {
+    /// The items of a job whose slots, first byte and length each, were checked.
+    pub(crate) fn all(
+        keys: &[Key],
+        slots: Vec<(usize, usize)>,
+        fingerprinter: &Fingerprinter,
+    ) -> Vec<Self> {
+        let item = |(key, (offset, row_bytes)): (&Key, _)| Self {
+            key: *key,
+            fingerprint: fingerprinter.of(key),
+            offset,
+            row_bytes,
+        };
+        keys.iter().zip(slots).map(item).collect()
+    }
 }
 
 /// A checked job.

@@ -11,22 +11,12 @@ use crate::sys::sync::Arc;
 use crate::tier::inventory::Inventory;
 use crate::tier::kept::Kept;
 use crate::tier::load_buffers::{LoadBuffer, LoadBuffers};
+use crate::tier::phase::Phase;
 use crate::tier::removals::{Removals, StoreNumber};
 use crate::tier::request::Request;
 use crate::tier::sums::Sums;
 use crate::tier::waiters::Waiters;
 use crate::tier::written::Written;
-
-/// Where a tier is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
-    /// Takes jobs.
-    Open,
-    /// Takes no jobs; what runs may end.
-    Closing,
-    /// The threads end.
-    Stopping,
-}
 
 /// A row on its way between arena and file.
 #[derive(Clone, Copy, Debug)]

@@ -5,10 +5,11 @@ use serde_json::{Map, Value, json};
 use crate::io::Completion;
 use crate::job::JobKind;
 use crate::key::GroupId;
+use crate::metrics::count;
 use crate::notice::Level;
 use crate::sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::sync::{Arc, Mutex, lock, try_lock};
-use crate::tier::disk::{DiskTier, count};
+use crate::tier::disk::DiskTier;
 use crate::tier::load_buffers::LoadBuffers;
 use crate::tier::request::Request;
 use crate::tier::starved::Limit;
@@ -40,27 +41,12 @@ impl DiskTier {
         moved.record(now.saturating_duration_since(started));
     }
 
-    /// Time since the call that began a job. Its deadline is that much later than the call.
-    fn age(&self, request: &Request) -> core::time::Duration {
-        let now = self.around.clock.now();
-        let left = request.deadline.saturating_duration_since(now);
-        let late = now.saturating_duration_since(request.deadline);
-        self.deadline.saturating_sub(left).saturating_add(late)
-    }
-
-    /// Counts how long a job took.
-    pub(super) fn note_end(&self, request: &Request) {
-        let latency = &self.around.metrics.latency;
-        match request.kind {
-            JobKind::Load => latency.load.record(self.age(request)),
-            JobKind::Store => latency.store.record(self.age(request)),
-        }
-    }
-
     /// Counts how long a store waited until the writer thread began to plan it.
     pub(super) fn note_plan_wait(&self, request: &Arc<Request>) {
         let latency = &self.around.metrics.latency;
-        latency.store_plan_wait.record(self.age(request));
+        latency
+            .store_plan_wait
+            .record(self.around.age(request, self.deadline));
     }
 
     /// Counters and gauges; units are in the names, keys and rows where there is none.

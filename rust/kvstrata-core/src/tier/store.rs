@@ -5,8 +5,9 @@ use crate::index::RowPlace;
 use crate::io::{Completion, Direction, Failure};
 use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
+use crate::metrics::count;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{DiskTier, count, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::file_trouble::is_lost;
 use crate::tier::load::is_device_error;
 use crate::tier::request::Request;
@@ -203,7 +204,7 @@ impl DiskTier {
                 } else {
                     outcome
                 };
-                followers.push((request, plain(position, outcome)));
+                followers.push((request, Settlement::plain(position, outcome)));
             }
         }
         self.settle(state, &flight.request, &settlements, error);

@@ -6,18 +6,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::index::RowPlace;
 use crate::io::Direction;
-use crate::job::Outcome;
+use crate::job::{Outcome, Settlement};
 use crate::notice::Level;
 use crate::sys::sync::{Arc, atomic::Ordering, lock, wait, wait_timeout};
 use crate::tier::batch;
 use crate::tier::chores::{Chore, Chores};
-use crate::tier::disk::{DiskTier, plain};
+use crate::tier::disk::DiskTier;
 use crate::tier::health::REFUSED;
 use crate::tier::last_error::Cause;
+use crate::tier::phase::Phase;
 use crate::tier::request::Request;
 use crate::tier::row_file::RowFile;
 use crate::tier::rows::RowUse;
-use crate::tier::state::{Flight, Phase, QueuedStore, State};
+use crate::tier::state::{Flight, QueuedStore, State};
 use crate::tier::written::Written;
 
 /// Bytes in the engine below which stores are planned before anything else.
@@ -272,7 +273,7 @@ impl DiskTier {
         let ended: Vec<_> = open
             .into_iter()
             .filter(|position| !in_engine.contains(position))
-            .map(|position| plain(position, outcome))
+            .map(|position| Settlement::plain(position, outcome))
             .collect();
         self.settle(state, request, &ended, Some(why));
     }

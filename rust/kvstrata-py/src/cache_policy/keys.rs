@@ -3,6 +3,7 @@
 use hashbrown::HashTable;
 use kvstrata_core::error::ErrorKind;
 use kvstrata_core::eviction::request::Tag;
+use pyo3::exceptions::PyKeyError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -34,6 +35,15 @@ pub(super) struct Uses {
     freed: Py<PyList>,
 }
 
+/// What has become of a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Use {
+    /// It is to stay.
+    Kept,
+    /// It may go again.
+    Freed,
+}
+
 impl Uses {
     pub(super) fn new(py: Python<'_>) -> Self {
         Self {
@@ -54,21 +64,20 @@ impl Uses {
         self.kept.bind(py).is_empty() && self.freed.bind(py).is_empty()
     }
 
-    /// Calls `keep` and then `let_go` with the numbers of the keys, and forgets them. Both count, so
+    /// Calls `each` with the numbers of the keys, those kept first, and forgets them. Both count, so
     /// which of the two was named first makes no difference.
     pub(super) fn take(
         &self,
         py: Python<'_>,
         keys: &Keys,
-        mut keep: impl FnMut(u32),
-        mut let_go: impl FnMut(u32),
+        mut each: impl FnMut(Use, u32),
     ) -> PyResult<()> {
         let (kept, freed) = (self.kept.bind(py), self.freed.bind(py));
         // Loads that began and ended since then have changed nothing.
         let pairs = kept.iter().zip(freed.iter());
         let same = pairs.take_while(|(one, other)| one.is(other)).count();
-        drain(kept, same, keys, &mut keep)?;
-        drain(freed, same, keys, &mut let_go)
+        drain(kept, same, keys, &mut |number| each(Use::Kept, number))?;
+        drain(freed, same, keys, &mut |number| each(Use::Freed, number))
     }
 }
 
@@ -192,6 +201,14 @@ impl Keys {
     /// The number of a key, if it is there.
     pub(super) fn number(&self, key: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
         Ok(self.find(key, tag(key)?))
+    }
+
+    /// The number of a key that is there.
+    ///
+    /// Raises ``KeyError`` if it is not.
+    pub(super) fn require(&self, key: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let number = self.number(key)?;
+        number.ok_or_else(|| PyKeyError::new_err(key.clone().unbind()))
     }
 
     /// The numbers of those that are there.

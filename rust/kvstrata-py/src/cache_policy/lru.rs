@@ -1,14 +1,12 @@
 //! The order of vLLM's LRU, in its place.
 
-use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use kvstrata_core::eviction::ranked::Ranked;
-use pyo3::exceptions::PyKeyError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::keys::{Keys, Uses, bound, is_free};
+use super::keys::{Keys, Use, Uses, bound, is_free};
 use crate::arguments::{self as named, Deferred, Objects, Size};
 
 /// Tells orders apart that were made one after the other.
@@ -115,9 +113,7 @@ impl LruOrder {
     /// Raises ``KeyError`` if it is not there.
     fn remove(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
         self.take_uses(key.py())?;
-        let Some(number) = self.keys.number(key)? else {
-            return Err(PyKeyError::new_err(key.clone().unbind()));
-        };
+        let number = self.keys.require(key)?;
         self.order.remove(number);
         self.keys.forget(key.py(), number)?;
         Ok(())
@@ -146,10 +142,11 @@ impl LruOrder {
 
 impl LruOrder {
     fn take_uses(&mut self, py: Python<'_>) -> PyResult<()> {
-        let order = RefCell::new(&mut self.order);
-        let keep = |number| order.borrow_mut().keep(number);
-        let let_go = |number| order.borrow_mut().let_go(number);
-        self.uses.take(py, &self.keys, keep, let_go)
+        let order = &mut self.order;
+        self.uses.take(py, &self.keys, |what, number| match what {
+            Use::Kept => order.keep(number),
+            Use::Freed => order.let_go(number),
+        })
     }
 
     /// The rank of a request and the position of a key in it, if it has one.

@@ -1,15 +1,13 @@
 //! The order of the policy of some name.
 
-use core::cell::RefCell;
 use std::time::Instant;
 
 use kvstrata_core::eviction::request::{EndedKey, Tag};
 use kvstrata_core::eviction::{Class, ContainerId, EntryId, EvictionPolicy, Placement, create};
 use kvstrata_core::sys::clock::{Clock as _, SystemClock};
-use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
-use super::keys::{Keys, Uses, bound, is_free, tag};
+use super::keys::{Keys, Use, Uses, bound, is_free, tag};
 use crate::arguments::{self as named, Deferred, Flag, Objects, Size, Text};
 use crate::error::raised;
 
@@ -103,9 +101,7 @@ impl CacheOrder {
     /// Raises ``KeyError`` if it is not there.
     fn remove(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
         self.flush(key.py())?;
-        let Some(number) = self.keys.number(key)? else {
-            return Err(PyKeyError::new_err(key.clone().unbind()));
-        };
+        let number = self.keys.require(key)?;
         self.policy.remove(EntryId(number));
         self.keys.forget(key.py(), number)?;
         Ok(())
@@ -208,10 +204,11 @@ impl CacheOrder {
     }
 
     fn take_uses(&mut self, py: Python<'_>) -> PyResult<()> {
-        let policy = RefCell::new(self.policy.as_mut());
-        let keep = |number| policy.borrow_mut().pin(EntryId(number));
-        let let_go = |number| policy.borrow_mut().unpin(EntryId(number));
-        self.uses.take(py, &self.keys, keep, let_go)
+        let policy = &mut self.policy;
+        self.uses.take(py, &self.keys, |what, number| match what {
+            Use::Kept => policy.pin(EntryId(number)),
+            Use::Freed => policy.unpin(EntryId(number)),
+        })
     }
 
     fn set_time(&mut self) {

@@ -3,11 +3,11 @@
 use kvstrata_core::cpu::{self, Handle};
 use kvstrata_core::error::ErrorKind;
 use kvstrata_core::key::Key;
-use kvstrata_core::manager::Answer;
+use kvstrata_core::manager::{self, Answer, Outcome};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use super::packed::Packed;
+use super::packed::{Packed, bytes_of};
 use super::{Book, RequestBook};
 use crate::error::exception;
 
@@ -78,6 +78,52 @@ impl RequestBook {
             bytes,
         ))
     }
+
+    pub(super) fn step_end<'py>(
+        &self,
+        py: Python<'py>,
+        done: &manager::StepEnd,
+    ) -> PyResult<StepEnd<'py>> {
+        let mut starts = Vec::with_capacity(done.starts.len());
+        for start in &done.starts {
+            let places = start
+                .offsets
+                .iter()
+                .copied()
+                .zip(start.handles.iter().copied());
+            let places: Vec<(u64, Handle)> = places.collect();
+            starts.push((start.tier, self.job(py, &start.keys, &places)?));
+        }
+        let timed_out = done.timed_out;
+        Ok((
+            starts,
+            bytes_of(py, &done.evicted),
+            timed_out.map(|key| PyBytes::new(py, key.as_bytes())),
+        ))
+    }
+}
+
+/// Rows of a load from below: those at `lost` did not come, and of those the slots of `busy` are
+/// still in use.
+pub(super) fn loaded(
+    keys: Vec<Key>,
+    handles: Vec<u64>,
+    lost: Vec<usize>,
+    busy: Vec<usize>,
+) -> Vec<(Key, Handle, Outcome)> {
+    let mut rows: Vec<(Key, Handle, Outcome)> = keys
+        .into_iter()
+        .zip(handles)
+        .map(|(key, handle)| (key, Handle(handle), Outcome::Good))
+        .collect();
+    for (positions, outcome) in [(lost, Outcome::Bad), (busy, Outcome::Busy)] {
+        for at in positions {
+            if let Some((.., what)) = rows.get_mut(at) {
+                *what = outcome;
+            }
+        }
+    }
+    rows
 }
 
 /// The objects of a call's keys.

@@ -12,7 +12,7 @@ use kvstrata_core::cpu::Handle;
 use kvstrata_core::error::ErrorKind;
 use kvstrata_core::eviction::request::Context;
 use kvstrata_core::key::{GroupId, Key};
-use kvstrata_core::manager::{Answer, ManagerOptions, Outcome};
+use kvstrata_core::manager::{Answer, ManagerOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
@@ -25,9 +25,9 @@ use crate::error::{exception, raised};
 use crate::json;
 use crate::tier::hint_of;
 pub(crate) use book::Book;
-use job::{Job, Prepared, StepEnd, keys_of};
+use job::{Job, Prepared, StepEnd, keys_of, loaded};
 use outside::Below;
-use packed::{Packed, bytes_of, positions_of};
+use packed::{Packed, bytes_of, in_prompt_order, positions_of, with_ends};
 
 /// The requests of an offloading manager: what they look up, wait for, pin and hold.
 ///
@@ -142,14 +142,7 @@ impl RequestBook {
             new_tokens: optional(new_tokens)?,
             hint: hint_of(py, hint)?,
         };
-        let mut keys = Vec::with_capacity(groups.iter().map(|group| group.0.len()).sum());
-        for group in groups {
-            let first = group.0.first().map(Key::group);
-            let tokens = self.tokens.iter().find(|(id, _)| Some(*id) == first);
-            let tokens = tokens.map_or(1, |(_, tokens)| *tokens);
-            let ends = (1_u64..).map(|chunk| chunk.saturating_mul(tokens));
-            keys.extend(group.0.into_iter().zip(ends));
-        }
+        let keys = with_ends(groups, &self.tokens);
         self.with(py, |book, cpu| {
             if let Some(id) = book.find(context) {
                 book.manager.observe(cpu, id, &keys, known, now);
@@ -321,14 +314,7 @@ impl RequestBook {
         let success = success.value()?;
         let named: Keys = keys.extract()?;
         let ends = positions_of(context, &keys_of(keys)?)?;
-        let mut rows: Vec<(GroupId, u64, Key)> = named
-            .0
-            .iter()
-            .zip(ends)
-            .map(|(key, end)| (key.group(), end.unwrap_or(u64::MAX), *key))
-            .collect();
-        rows.sort_by_key(|(group, end, _)| (*group, *end));
-        let keys: Vec<Key> = rows.into_iter().map(|(_, _, key)| key).collect();
+        let keys = in_prompt_order(&named.0, &ends);
         let ready = self.with(py, |book, cpu| {
             book.manager.complete_store(cpu, &keys, success)
         })?;
@@ -381,19 +367,7 @@ impl RequestBook {
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let (handles, lost, busy) = (handles.value()?, lost.value()?, busy.value()?);
         let named: Keys = keys.extract()?;
-        let mut rows: Vec<(Key, Handle, Outcome)> = named
-            .0
-            .into_iter()
-            .zip(handles)
-            .map(|(key, handle)| (key, Handle(handle), Outcome::Good))
-            .collect();
-        for (positions, outcome) in [(lost, Outcome::Bad), (busy, Outcome::Busy)] {
-            for at in positions {
-                if let Some((.., what)) = rows.get_mut(at) {
-                    *what = outcome;
-                }
-            }
-        }
+        let rows = loaded(named.0, handles, lost, busy);
         let ready = self.with(py, |book, cpu| book.manager.load_ended(cpu, &rows))?;
         Ok(bytes_of(py, &ready))
     }
@@ -425,22 +399,7 @@ impl RequestBook {
             book.drop_dead();
             done
         })?;
-        let mut starts = Vec::with_capacity(done.starts.len());
-        for start in &done.starts {
-            let places = start
-                .offsets
-                .iter()
-                .copied()
-                .zip(start.handles.iter().copied());
-            let places: Vec<(u64, Handle)> = places.collect();
-            starts.push((start.tier, self.job(py, &start.keys, &places)?));
-        }
-        let timed_out = done.timed_out;
-        Ok((
-            starts,
-            bytes_of(py, &done.evicted),
-            timed_out.map(|key| PyBytes::new(py, key.as_bytes())),
-        ))
+        self.step_end(py, &done)
     }
 
     /// Whether rows wait to be loaded from below, or are being loaded.

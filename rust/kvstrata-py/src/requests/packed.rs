@@ -6,6 +6,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use crate::arguments::Keys;
+
 /// Where a context keeps the places of its keys.
 const POSITIONS: &str = "_offload_key_positions";
 
@@ -67,6 +69,30 @@ pub(super) fn positions_of(
     keys.iter()
         .map(|key| position(context, known.as_ref(), key))
         .collect()
+}
+
+/// Keys group by group in the order of the prompt; those whose place is not known last.
+pub(super) fn in_prompt_order(keys: &[Key], ends: &[Option<u64>]) -> Vec<Key> {
+    let mut rows: Vec<(GroupId, u64, Key)> = keys
+        .iter()
+        .zip(ends)
+        .map(|(key, end)| (key.group(), end.unwrap_or(u64::MAX), *key))
+        .collect();
+    rows.sort_by_key(|(group, end, _)| (*group, *end));
+    rows.into_iter().map(|(_, _, key)| key).collect()
+}
+
+/// All keys of a request, group by group, each with the token that its chunk ends with.
+pub(super) fn with_ends(groups: Vec<Keys>, tokens: &[(GroupId, u64)]) -> Vec<(Key, u64)> {
+    let mut keys = Vec::with_capacity(groups.iter().map(|group| group.0.len()).sum());
+    for group in groups {
+        let first = group.0.first().map(Key::group);
+        let tokens = tokens.iter().find(|(id, _)| Some(*id) == first);
+        let tokens = tokens.map_or(1, |(_, tokens)| *tokens);
+        let ends = (1_u64..).map(|chunk| chunk.saturating_mul(tokens));
+        keys.extend(group.0.into_iter().zip(ends));
+    }
+    keys
 }
 
 pub(super) fn known<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyDict>> {

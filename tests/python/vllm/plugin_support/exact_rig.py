@@ -18,7 +18,6 @@ from vllm.v1.kv_offload.base import (
     GPULoadStoreSpec,
     LookupResult,
     ReqContext,
-    ScheduleEndContext,
     make_offload_key,
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -26,13 +25,13 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from kvstrata.vllm import awaited, bytemap, exact, facts
 from plugin_support.configs import offloading_config
 from plugin_support.models import vllm_config
+from plugin_support.steps import forget_the_cpu_tier, settle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCKS = 12
 TOKENS = 16
-END = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 
 
 def model_of(layers_of_groups: tuple[int, ...], values: int) -> KVCacheConfig:
@@ -187,17 +186,10 @@ class Rig:
             assert torch.equal(now, old), "a block is not what was stored"
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            self.manager.on_schedule_end(END)
-            if not self.manager.has_pending_work():
-                return
-            assert time.monotonic() < deadline, "jobs never ended"
-            time.sleep(0.002)
+        settle(self.manager)
 
     def forget_the_cpu_tier(self) -> None:
-        self.manager.reset_cache()
-        getattr(self.manager, "on_reset_flushed", lambda: None)()
+        forget_the_cpu_tier(self.manager)
 
     def close(self) -> None:
         self.manager.shutdown()

@@ -6,13 +6,14 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
 import kvstrata
 from kvstrata._native import CpuTier
 from kvstrata.vllm.below import TierBelow
 from kvstrata.vllm.manager import KVStrataManager
 from kvstrata.vllm.opened import Opened
+from plugin_support.steps import END, forget_the_cpu_tier, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from kvstrata.vllm.rowspec import RowSpec
 
-END = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 ROWS = {0: 8192, 3: 4096}
 TOKENS = 16
 MISS, HIT, PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
@@ -132,17 +132,10 @@ class Stack:
         self.manager.on_schedule_end(END)
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            self.step()
-            if not self.manager.has_pending_work():
-                return
-            assert time.monotonic() < deadline, "jobs never ended"
-            time.sleep(0.002)
+        settle(self.manager)
 
     def forget_the_cpu_tier(self) -> None:
-        self.manager.reset_cache()
-        self.manager.on_reset_flushed()
+        forget_the_cpu_tier(self.manager)
 
     def in_use(self) -> int:
         return int(self.cpu.stats()["rows_in_use"])

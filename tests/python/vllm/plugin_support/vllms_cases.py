@@ -100,14 +100,14 @@ def lay_out(folder: Path, files: Mapping[str, str]) -> None:
     (model / "config.json").write_text(json.dumps(OPT))
 
 
-def run(folder: Path, name: str, timeout: float) -> tuple[set[str], set[str], Counter[str]]:
-    """Run one file; functions that ran, those that were skipped, and how many cases of each."""
+def cases(folder: Path, timeout: float, *arguments: str) -> list[tuple[str, bool]]:
+    """Run pytest in a folder, in a process of its own; the cases, and whether each was skipped."""
     path = [str(folder), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     report = folder / "report.xml"
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="),
-            *(f"--rootdir={folder}", f"--junit-xml={report}", "--tb=short", str(folder / name)),
+            *(f"--rootdir={folder}", f"--junit-xml={report}", *arguments),
         ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"},
@@ -117,11 +117,18 @@ def run(folder: Path, name: str, timeout: float) -> tuple[set[str], set[str], Co
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    return [
+        (case.get("name", ""), case.find("skipped") is not None)
+        for case in ET.parse(report).iter("testcase")  # noqa: S314 -- pytest wrote it just now
+    ]
+
+
+def run(folder: Path, name: str, timeout: float) -> tuple[set[str], set[str], Counter[str]]:
+    """Run one file; functions that ran, those that were skipped, and how many cases of each."""
     passed, skipped = set(), set()
     counts: Counter[str] = Counter()
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 -- pytest wrote it just now
-        function = re.split(r"[\[ ]", case.get("name", ""))[0]
-        was_skipped = case.find("skipped") is not None
+    for case, was_skipped in cases(folder, timeout, "--tb=short", str(folder / name)):
+        function = re.split(r"[\[ ]", case)[0]
         (skipped if was_skipped else passed).add(function)
         counts["skipped" if was_skipped else "passed"] += 1
     return passed, skipped, counts

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::job::{JobKind, Outcome};
 use crate::sys::sync::{lock, wait_timeout};
 use crate::tier::object::{CLOSE_SLICE, ObjectTier};
-use crate::tier::state::Phase;
+use crate::tier::phase::Phase;
 
 impl ObjectTier {
     /// Whether no request touches the arena any more; waits up to `timeout`.

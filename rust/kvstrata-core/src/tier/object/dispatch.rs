@@ -11,14 +11,14 @@ use tokio::time::{sleep_until, timeout_at};
 
 use crate::io::Direction;
 use crate::job::{JobKind, Outcome};
+use crate::metrics::count;
 use crate::notice::Level;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::count;
 use crate::tier::object::ObjectTier;
 use crate::tier::object::settle::End;
 use crate::tier::object::state::Work;
+use crate::tier::phase::Phase;
 use crate::tier::request::Request;
-use crate::tier::state::Phase;
 
 /// What ended a wait.
 pub(super) enum Ended<T> {

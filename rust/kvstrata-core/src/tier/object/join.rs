@@ -17,7 +17,7 @@ use crate::sys::sync::{Arc, Mutex, lock};
 use crate::tier::last_error::LastError;
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::{ObjectTier, Place};
-use crate::tier::state::Phase;
+use crate::tier::phase::Phase;
 
 /// Time to the first new attempt; doubled after each.
 const RETRY_FIRST: Duration = Duration::from_secs(1);

@@ -9,10 +9,10 @@ use futures_util::future::join_all;
 use object_store::path::Path;
 
 use crate::io::Direction;
+use crate::metrics::count;
 use crate::object::names::{FAN_OUTS, parse_row};
 use crate::object::{Fact, Failure, HEADER_BYTES};
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::count;
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::{ObjectTier, Place};
 

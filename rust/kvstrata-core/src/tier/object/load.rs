@@ -5,14 +5,14 @@ use core::time::Duration;
 use crate::error::Result;
 use crate::format::combined::Shift;
 use crate::io::Direction;
-use crate::job::{JobId, JobKind, Outcome};
+use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
+use crate::metrics::count;
 use crate::notice::Level;
 use crate::object::transfer::{self, ReadFault, Row};
 use crate::object::{Fact, Failure, FailureKind};
 use crate::sys::sync::{Arc, MutexGuard, lock};
 use crate::tier::arguments::check_arguments;
-use crate::tier::disk::{closed, count, plain};
 use crate::tier::health::REFUSED;
 use crate::tier::last_error::tail;
 use crate::tier::object::ObjectTier;
@@ -20,7 +20,6 @@ use crate::tier::object::dispatch::Ended;
 use crate::tier::object::settle::End;
 use crate::tier::object::state::{State, Work};
 use crate::tier::request::{Item, Request};
-use crate::tier::state::Phase;
 
 /// Longest time for which a load waits for the deletion of what it found in its row's place.
 const DELETION_MAX: Duration = Duration::from_secs(1);
@@ -35,11 +34,8 @@ impl ObjectTier {
     /// The lock, while the tier takes calls.
     pub(super) fn open_state(&self) -> Result<MutexGuard<'_, State>> {
         let state = lock(&self.state);
-        if state.phase == Phase::Open {
-            Ok(state)
-        } else {
-            Err(closed())
-        }
+        state.phase.require_open()?;
+        Ok(state)
     }
 
     /// Checks a job's arguments and enters it.
@@ -53,16 +49,7 @@ impl ObjectTier {
         let slots = check_arguments(keys, offsets, self.around.arena.length(), |key| {
             self.row_bytes.get(&key.group()).copied()
         })?;
-        let items = keys
-            .iter()
-            .zip(slots)
-            .map(|(key, (offset, row_bytes))| Item {
-                key: *key,
-                fingerprint: self.fingerprinter.of(key),
-                offset,
-                row_bytes,
-            });
-        let items: Vec<Item> = items.collect();
+        let items = Item::all(keys, slots, &self.fingerprinter);
         let state = self.open_state()?;
         let now = self.around.clock.now();
         let deadline = now.checked_add(self.options.deadline).unwrap_or(now);
@@ -110,7 +97,9 @@ impl ObjectTier {
             item.is_some_and(|item| state.deletions.hides(item.fingerprint.half()))
         });
         state.enqueue(&request, &place, there);
-        let removed = removed.into_iter().map(|at| plain(at, Outcome::Miss));
+        let removed = removed
+            .into_iter()
+            .map(|at| Settlement::plain(at, Outcome::Miss));
         let removed: Vec<_> = removed.collect();
         self.settle(&mut state, &request, &removed, None);
         drop(state);

@@ -42,12 +42,12 @@ use crate::object::names::{Epoch, Names};
 use crate::object::probe::Probes;
 use crate::object::{ObjectOptions, Store, Verdicts};
 use crate::sys::sync::{Arc, Condvar, Mutex};
-use crate::tier::disk::Surroundings;
 use crate::tier::health::Health;
 use crate::tier::object::counters::ObjectCounters;
 use crate::tier::object::epochs::Epochs;
 use crate::tier::object::state::State;
 use crate::tier::object::told::Told;
+use crate::tier::surroundings::Surroundings;
 
 pub(crate) use crate::tier::object::serve::ServedObjects;
 

@@ -10,19 +10,20 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::admission::Admission;
 use crate::format::combined::Shift;
 use crate::index::Fingerprinter;
+use crate::metrics::count;
 use crate::namespace::layout;
 use crate::object::names::Names;
 use crate::object::probe::Probes;
 use crate::object::{Failure, FailureKind, ObjectOptions, Store, Verdicts};
 use crate::sys::fs::fill_random;
 use crate::sys::sync::{Arc, Condvar, Mutex, processors};
-use crate::tier::disk::{Surroundings, count};
 use crate::tier::health::Health;
 use crate::tier::object::ObjectTier;
 use crate::tier::object::counters::ObjectCounters;
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::state::State;
 use crate::tier::object::told::Told;
+use crate::tier::surroundings::Surroundings;
 
 /// Most threads that move bytes.
 const THREADS_MAX: usize = 4;

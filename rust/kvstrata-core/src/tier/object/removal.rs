@@ -6,16 +6,16 @@ use object_store::ObjectStoreExt;
 use crate::error::Result;
 use crate::job::{JobKind, Outcome};
 use crate::key::Key;
+use crate::metrics::count;
 use crate::notice::Level;
 use crate::object::{Fact, Failure, FailureKind};
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::count;
 use crate::tier::last_error::{LastError, tail};
 use crate::tier::object::ObjectTier;
 use crate::tier::object::deletions::{Deletion, Next};
 use crate::tier::object::dispatch::Ended;
 use crate::tier::object::state::Work;
-use crate::tier::state::Phase;
+use crate::tier::phase::Phase;
 
 impl ObjectTier {
     /// Hides keys at once; stores of them under way end as dropped.

@@ -1,8 +1,8 @@
 //! Keys get their outcomes.
 
 use crate::job::{JobKind, Outcome, Settlement};
+use crate::metrics::count;
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{count, plain};
 use crate::tier::object::ObjectTier;
 use crate::tier::object::state::{State, Work};
 use crate::tier::request::Request;
@@ -42,43 +42,16 @@ impl ObjectTier {
         if settlements.is_empty() {
             return;
         }
-        let metrics = &self.around.metrics;
-        let mut settled_bytes = 0_u64;
-        for settlement in settlements {
-            metrics.count(request.kind, settlement.outcome);
-            let item = request.items.get(settlement.position);
-            let row_bytes = item.map_or(0, |item| item.row_bytes);
-            settled_bytes = settled_bytes.saturating_add(count(row_bytes));
-            match request.kind {
-                JobKind::Store => metrics.bytes_stored.add(settlement.bytes),
-                JobKind::Load => metrics.bytes_loaded.add(settlement.bytes),
-            }
-        }
+        let settled_bytes = self.around.count_settled(request, settlements);
         let open = match request.kind {
             JobKind::Load => &mut state.load_bytes_open,
             JobKind::Store => &mut state.store_bytes_open,
         };
         *open = open.saturating_sub(settled_bytes);
         if request.settle(settlements.len()) {
-            self.note_end(request);
+            self.around.note_end(request, self.options.deadline);
         }
         self.around.jobs.settle(request.job_id, settlements, error);
-    }
-
-    fn note_end(&self, request: &Request) {
-        let now = self.around.clock.now();
-        let left = request.deadline.saturating_duration_since(now);
-        let late = now.saturating_duration_since(request.deadline);
-        let age = self
-            .options
-            .deadline
-            .saturating_sub(left)
-            .saturating_add(late);
-        let latency = &self.around.metrics.latency;
-        match request.kind {
-            JobKind::Load => latency.load.record(age),
-            JobKind::Store => latency.store.record(age),
-        }
     }
 
     /// Gives all keys of a job the same outcome.
@@ -90,7 +63,7 @@ impl ObjectTier {
         error: &str,
     ) {
         let all: Vec<_> = (0..request.items.len())
-            .map(|position| plain(position, outcome))
+            .map(|position| Settlement::plain(position, outcome))
             .collect();
         self.settle(state, request, &all, Some(error));
     }
@@ -104,7 +77,7 @@ impl ObjectTier {
         error: &str,
     ) {
         for work in rows {
-            let one = plain(work.position, outcome(work.request.kind));
+            let one = Settlement::plain(work.position, outcome(work.request.kind));
             self.settle(state, &work.request, &[one], Some(error));
         }
     }
@@ -141,7 +114,7 @@ impl ObjectTier {
         let moved = end.outcome == Outcome::Ok;
         let one = Settlement {
             bytes: if moved { row_bytes } else { 0 },
-            ..plain(work.position, end.outcome)
+            ..Settlement::plain(work.position, end.outcome)
         };
         self.settle(&mut state, &work.request, &[one], end.error.as_deref());
         drop(state);

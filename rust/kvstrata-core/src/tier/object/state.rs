@@ -12,8 +12,8 @@ use crate::key::Key;
 use crate::sys::sync::Arc;
 use crate::tier::object::Place;
 use crate::tier::object::deletions::Deletions;
+use crate::tier::phase::Phase;
 use crate::tier::request::{Item, Request};
-use crate::tier::state::Phase;
 
 /// Most keys whose objects are known not to be theirs, of each kind.
 const STRANGE_MAX: usize = 1 << 16;

@@ -2,12 +2,12 @@
 
 use crate::error;
 use crate::io::Direction;
-use crate::job::{JobId, JobKind, Outcome};
+use crate::job::{JobId, JobKind, Outcome, Settlement};
 use crate::key::Key;
+use crate::metrics::count;
 use crate::object::transfer::{self, Mode, ReadFault, Row};
 use crate::object::{Fact, Failure, FailureKind};
 use crate::sys::sync::{Arc, lock};
-use crate::tier::disk::{count, plain};
 use crate::tier::health::REFUSED;
 use crate::tier::object::ObjectTier;
 use crate::tier::object::dispatch::Ended;
@@ -77,8 +77,12 @@ impl ObjectTier {
             .unadmitted_stores
             .add(count(refused.len()));
         state.enqueue(&request, &place, absent);
-        let refused = refused.into_iter().map(|at| plain(at, Outcome::Dropped));
-        let present = present.into_iter().map(|at| plain(at, Outcome::Present));
+        let refused = refused
+            .into_iter()
+            .map(|at| Settlement::plain(at, Outcome::Dropped));
+        let present = present
+            .into_iter()
+            .map(|at| Settlement::plain(at, Outcome::Present));
         let settled: Vec<_> = present.chain(refused).collect();
         self.settle(&mut state, &request, &settled, None);
         drop(state);
