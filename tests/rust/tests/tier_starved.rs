@@ -16,8 +16,9 @@ use kvstrata_core::job::Outcome;
 use kvstrata_core::notice::Level;
 use kvstrata_core::tier::Seams;
 use kvstrata_testkit::clock::ManualClock;
+use kvstrata_testkit::sandbox::{Reach, deny};
 use tier_support::mounts::Mount;
-use tier_support::{Harness, keys, options};
+use tier_support::{Harness, key, keys, options};
 
 const ROW_BYTES: usize = 4096;
 const MIB: u64 = 1 << 20;
@@ -228,4 +229,78 @@ fn rows_of_an_earlier_run_that_go_at_open_are_told() {
     );
     assert!(mount.available() >= 24 * MIB);
     assert_eq!(word(&harness, "health"), "ok");
+}
+
+#[test]
+fn a_file_system_that_refuses_a_file_it_has_space_for_is_said_once() {
+    let place = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::default());
+    let start = Seams::default().start_engine;
+    let seams = Seams {
+        clock: Arc::<ManualClock>::clone(&clock),
+        // After the probe of the root, and before the thread that makes files is started.
+        start_engine: Arc::new(move |capabilities, cache, clock, sink| {
+            deny(libc::SYS_fallocate, libc::EDQUOT, Reach::Thread).unwrap();
+            start(capabilities, cache, clock, sink)
+        }),
+        ..Seams::default()
+    };
+    let own = with(
+        &place.path().join("kv"),
+        Size::Bytes(8 * MIB),
+        Size::Bytes(0),
+    );
+    let mut harness = Harness::open_with(own, 16, seams);
+    assert_eq!(harness.store(&keys(0..3)), [Outcome::NoSpace; 3]);
+    let lines = warnings(&harness);
+    assert!(
+        lines.len() == 1 && lines[0].contains("bytes free and makes no row file (Disk quota"),
+        "{lines:?}"
+    );
+    for round in 0..20 {
+        clock.advance(Duration::from_secs(20));
+        harness.tier.remove(&[]).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let shown = (word(&harness, "health"), word(&harness, "space_limit"));
+        assert_eq!(
+            shown,
+            ("no space".to_owned(), "refused".to_owned()),
+            "look {round}"
+        );
+        if round % 4 == 0 {
+            assert_eq!(harness.store(&keys(0..3)), [Outcome::NoSpace; 3]);
+        }
+    }
+    let said = harness.tier.take_notices();
+    assert!(said.is_empty(), "{said:?}");
+    assert_eq!(harness.stat("errors"), 0);
+}
+
+#[test]
+fn a_group_without_a_file_is_well_where_those_of_another_can_go() {
+    const ROW: usize = 64 << 10;
+    let Some(mount) = Mount::tmpfs(32 * MIB) else {
+        return;
+    };
+    let own = |capacity, min_free| {
+        let mut own = options(&mount.root(), ROW, capacity);
+        own.min_free = Size::Bytes(min_free);
+        own
+    };
+    let mut harness = Harness::open(own(8 * MIB, 0), 64);
+    for round in 0..3 {
+        harness.store(&keys(round * 64..round * 64 + 64));
+    }
+    harness.tier.close(Duration::from_secs(10)).unwrap();
+    // Less than a row is left.
+    let min_free = mount.available() - 40_000;
+    let mut harness = Harness::open(own(30 * MIB, min_free), 64);
+    let lines = warnings(&harness);
+    assert!(
+        lines.iter().all(|line| line.starts_with("capacity: ")),
+        "{lines:?}"
+    );
+    let shown = (word(&harness, "health"), word(&harness, "space_limit"));
+    assert_eq!(shown, ("ok".to_owned(), "min_free".to_owned()));
+    assert_eq!(harness.store(&[key(1, 7)]), [Outcome::Ok]);
 }

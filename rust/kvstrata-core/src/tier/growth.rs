@@ -61,7 +61,7 @@ impl DiskTier {
                 }
                 Ok(None) => {}
                 Err(error) if is_full(&error) => {
-                    space.limit = Some(Limit::Disk);
+                    space.limit = Some(self.full(space, &geometry, &error));
                     return Growth::Limited;
                 }
                 Err(error) => {
@@ -73,6 +73,16 @@ impl DiskTier {
         }
         space.limit = Some(Limit::Capacity);
         Growth::Limited
+    }
+
+    /// What it means that the file system has no space for a file.
+    fn full(&self, space: &Space, geometry: &Geometry, error: &io::Error) -> Limit {
+        let room = self.room(space);
+        let fits = room.is_ok_and(|room| room.takes(committed_bytes(geometry)));
+        match error.raw_os_error() {
+            Some(number) if fits => Limit::Refused(number),
+            _ => Limit::Disk,
+        }
     }
 
     /// Group and payload bytes of a class.

@@ -1,5 +1,7 @@
 //! Groups of which nothing can be stored for want of space: told once, and shown until there is some.
 
+use std::io;
+
 use crate::eviction::Class;
 use crate::notice::Level;
 use crate::sys::fs::FileSystem;
@@ -18,6 +20,9 @@ pub(crate) enum Limit {
     Inodes,
     /// There are no bytes left.
     Disk,
+    /// The file system refused, with this number of an error, though it has bytes: a quota, say, or
+    /// a limit of a file's length.
+    Refused(i32),
 }
 
 impl Limit {
@@ -28,6 +33,7 @@ impl Limit {
             Self::MinFree => "min_free",
             Self::Inodes => "inodes",
             Self::Disk => "disk",
+            Self::Refused(_) => "refused",
         }
     }
 }
@@ -92,15 +98,19 @@ impl DiskTier {
                 disk_bytes: file.allocated_bytes,
             });
         }
-        let classes: Vec<Class> = {
+        let (classes, any_files) = {
             let state = lock(&self.state);
-            let classes = state.inventory.classes();
-            classes.map(|(class, _)| class).collect()
+            let classes = state.inventory.classes().map(|(class, _)| class);
+            let classes: Vec<Class> = classes.collect();
+            (classes, state.inventory.containers().next().is_some())
         };
         for class in classes {
             if let Some(limit) = self.limit_of(&space, &room, class) {
                 space.limit = Some(limit);
-                self.note_limited(&mut space, class);
+                // Files that are there may make room for those of another class.
+                if !any_files {
+                    self.note_limited(&mut space, class);
+                }
             }
         }
     }
@@ -134,8 +144,12 @@ impl DiskTier {
         };
         self.around.notices.say(Level::Warning, STARVED, || {
             format!(
-                "{}: no row can be stored until there is more",
-                missing(limit, space, &system)
+                "{}: no row can be stored until {}",
+                missing(limit, space, &system),
+                match limit {
+                    Limit::Refused(_) => "it does",
+                    _ => "there is more",
+                }
             )
         });
     }
@@ -148,6 +162,10 @@ impl DiskTier {
 
     /// Looks whether there is space now.
     pub(super) fn look_again(&self, space: &mut Space, room: &Room) {
+        // What the file system refuses it grants when it makes a file, and does not tell before.
+        if matches!(space.limit, Some(Limit::Refused(_))) {
+            return;
+        }
         let fed: Vec<Class> = {
             let starved = space.starved.iter();
             let fed = starved.filter(|class| self.limit_of(space, room, **class).is_none());
@@ -192,5 +210,9 @@ fn missing(limit: Limit, space: &Space, system: &FileSystem) -> String {
         Limit::Disk | Limit::Capacity => {
             format!("the file system of {root} has {free} of {total} bytes free")
         }
+        Limit::Refused(number) => format!(
+            "the file system of {root} has {free} of {total} bytes free and makes no row file ({})",
+            io::Error::from_raw_os_error(number)
+        ),
     }
 }
