@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 SECONDS_MAX = 120.0
 REFUSALS_MAX = 64
 _COLLAPSE = 25
+# Odd, and about 0.618 of the small pages of the usual large one: no number of nodes falls in step.
+_STRIDE = 317
 # No memory in one piece, none that the control group grants, or a page in use just now.
 _PASSING = (errno.ENOMEM, errno.EBUSY, errno.EAGAIN)
 
@@ -38,6 +40,16 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def collapse(address: int, nbytes: int) -> int:
     """Ask for one large page at `address`; 0, or the number of the error."""
     return 0 if _madvise(address, nbytes, _COLLAPSE) == 0 else ctypes.get_errno()
+
+
+def first_page(place: int, page: int) -> int:
+    """Which small page of the large one at `place` is there first, as an offset into it.
+
+    The large page goes to that one's memory node. A policy that goes round the nodes takes a small
+    page's number modulo theirs: always the first one of each would put all on one node.
+    """
+    small = page // mmap.PAGESIZE
+    return place // page * _STRIDE % small * mmap.PAGESIZE
 
 
 class LargePages:
@@ -90,7 +102,7 @@ class LargePages:
             self._asked_to = place + page
             began = self._clock()
             # The kernel puts nothing together where there is nothing.
-            os.posix_fallocate(self._fd, place, mmap.PAGESIZE)
+            os.posix_fallocate(self._fd, place + first_page(place, page), mmap.PAGESIZE)
             error = self._ask(self._address + place, page)
             self._seconds += self._clock() - began
             if error == 0:

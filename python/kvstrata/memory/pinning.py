@@ -147,8 +147,8 @@ class Pinning:
         size, start = self._largest, 0
         while start < self.nbytes and not self._stop.is_set():
             piece = min(size, self.nbytes - start)
-            if self._take is not None:
-                self._take(start, piece)
+            if not self._take_pages(start, piece):
+                return
             if self._registrar is not None:
                 if not self._registrar.register(self._address + start, piece):
                     size = size // 2 // self._smallest * self._smallest
@@ -165,6 +165,16 @@ class Pinning:
             start += piece
             self._first.set()
             self._report(start)
+
+    def _take_pages(self, start: int, piece: int) -> bool:
+        """Make a piece resident; `False` where it is to stop, which does not wait for all of it."""
+        if self._take is None:
+            return True
+        for place in range(start, start + piece, self._smallest):
+            if self._stop.is_set():
+                return False
+            self._take(place, min(self._smallest, start + piece - place))
+        return True
 
     def _report(self, done: int) -> None:
         tenth = done * 10 // self.nbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,20 @@ def test_every_whole_large_page_is_asked_for_once_and_all_is_taken(
     assert pages.large_bytes == 5 * LARGE
     assert resident(fd) == nbytes, "more or less was taken than asked for"
     assert f"{5 * LARGE} of {nbytes} bytes" in caplog.text
+
+
+@pytest.mark.parametrize("small_pages", [16, 32, 512, 8192])
+def test_the_memory_nodes_take_turns(small_pages: int) -> None:
+    pages = 4096
+    large_page = small_pages * PAGE
+    firsts = [number * large_page for number in range(pages)]
+    firsts = [place + largepages.first_page(place, large_page) for place in firsts]
+    assert all(place // large_page == number for number, place in enumerate(firsts))
+    for nodes in range(2, 17):
+        # As the kernel does: the number of the small page, modulo the nodes.
+        turns = Counter(place // PAGE % nodes for place in firsts)
+        assert min(turns[node] for node in range(nodes)) > 0.9 * pages / nodes, nodes
+        assert max(turns.values()) < 1.1 * pages / nodes, nodes
 
 
 def test_a_kernel_that_does_not_know_how_is_asked_once(fd: int) -> None:

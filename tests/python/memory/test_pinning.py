@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 
-from kvstrata.memory.pinning import Pinning, loaded_runtime
+from kvstrata.memory.pinning import SMALLEST_PIECE, Pinning, loaded_runtime
 
 UNIT = 64
 
@@ -129,3 +130,35 @@ def test_without_a_device_nothing_is_registered_and_nothing_breaks() -> None:
     memory = torch.zeros(1 << 16, dtype=torch.int8)
     found = loaded_runtime()
     assert found is None or not found.register(memory.data_ptr(), 1 << 16)
+
+
+def test_to_close_waits_for_no_more_than_the_smallest_piece_that_is_taken() -> None:
+    taken: list[tuple[int, int]] = []
+    may_go_on, begun = threading.Event(), threading.Event()
+
+    def take(offset: int, nbytes: int) -> None:
+        taken.append((offset, nbytes))
+        if len(taken) == 3:
+            begun.set()
+            assert may_go_on.wait(60)
+
+    pinning = Pinning(0, 8 * SMALLEST_PIECE, None, take=take)
+    assert begun.wait(60)
+    closing = threading.Thread(target=pinning.close)
+    closing.start()
+    while not pinning._stop.is_set():
+        time.sleep(0.001)
+    may_go_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert taken == [(n * SMALLEST_PIECE, SMALLEST_PIECE) for n in range(3)]
+
+
+def test_all_of_an_odd_size_is_taken_once() -> None:
+    taken: list[tuple[int, int]] = []
+    pinning = Pinning(
+        0, 250, None, take=lambda *piece: taken.append(piece), largest=100, smallest=30
+    )
+    assert pinning.wait(60)
+    pieces = [(0, 30), (30, 30), (60, 30), (90, 10), (100, 30), (130, 30), (160, 30), (190, 10)]
+    assert taken == [*pieces, (200, 30), (230, 20)]
