@@ -238,3 +238,29 @@ def test_arguments_of_a_replay_are_named() -> None:
     assert refusal(trace.replay, "lru", 4, each=5) == "each is 5; a list is expected"
     counts = trace.replay("lru", 2**64 - 1, gpu_blocks=2**64 - 1, directory=2**64 - 1)
     assert counts["requests"] == 2
+
+
+class Boastful(list[Any]):
+    """Says that it has more than there is memory for."""
+
+    def __len__(self) -> int:
+        return 2**62
+
+
+def test_a_sequence_is_believed_what_it_has_not_what_it_says_it_has() -> None:
+    tier = CpuTier(1 << 20, ROW)
+    tier.let_go(Boastful([1, 2]))
+    tier.abandon(Boastful())
+    LruOrder(4).touch(Boastful([b"a"]))
+    made = book(cpu=tier, tokens_per_chunk=Boastful([(0, 16)]), sources=Boastful(["cpu"]))
+    assert made.load_ended(Boastful(), Boastful(), Boastful([0]), Boastful()) == []
+
+
+def test_a_book_may_be_asked_by_what_it_asks_which_tiers_are_allowed() -> None:
+    def allowed(_context: object) -> tuple[bool, int]:
+        return made.stats()["requests"] == 0, 0
+
+    made = book(allowed=allowed)
+    context = type("Context", (), {"load_tier_filter": object()})()
+    assert made.lookup(bytes(32) + bytes(4), context) == 0
+    assert made.stats()["requests"] == 1

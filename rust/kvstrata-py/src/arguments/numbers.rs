@@ -3,7 +3,9 @@
 #[cfg(feature = "stubs")]
 use pyo3::inspect::PyStaticExpr;
 use pyo3::prelude::*;
+use pyo3::types::{PySequence, PyString};
 
+use super::keys::RESERVED_MAX;
 use super::named::{Argument, Form, number};
 
 /// Declares forms that are what `PyO3` makes a type of: alias, form, type, how it is read, what is
@@ -43,6 +45,15 @@ fn finite(object: &Bound<'_, PyAny>) -> Option<f64> {
     number::<f64>(object).filter(|seconds| seconds.is_finite())
 }
 
-fn sequence<'py, T: FromPyObjectOwned<'py>>(object: &Bound<'py, PyAny>) -> Option<T> {
-    object.extract().ok()
+/// Read one by one: `PyO3`'s own way reserves as much as `len()` promises, whatever that is.
+fn sequence<'py, T: FromPyObjectOwned<'py>>(object: &Bound<'py, PyAny>) -> Option<Vec<T>> {
+    if object.is_instance_of::<PyString>() {
+        return None;
+    }
+    let items = object.cast::<PySequence>().ok()?.try_iter().ok()?;
+    let mut all = Vec::with_capacity(object.len().unwrap_or(0).min(RESERVED_MAX));
+    for item in items {
+        all.push(item.ok()?.extract().ok()?);
+    }
+    Some(all)
 }

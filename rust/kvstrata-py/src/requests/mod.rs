@@ -200,15 +200,24 @@ impl RequestBook {
             return Ok(self.answer(py, Answer::Miss));
         };
         let mut shared = self.cpu.get().shared(py);
+        if shared
+            .book
+            .as_mut()
+            .is_some_and(|book| book.find(context).is_none())
+        {
+            // Python is asked without the lock: it may ask this book in turn.
+            drop(shared);
+            let allowed = self.allowed_to(py, context)?;
+            shared = self.cpu.get().shared(py);
+            if let Some(book) = &mut shared.book {
+                book.begin(context, allowed, false);
+            }
+        }
         let shared = &mut *shared;
         let Some(book) = &mut shared.book else {
             return Ok(self.answer(py, Answer::Miss));
         };
-        let id = match book.find(context) {
-            Some(id) => Some(id),
-            None => book.begin(context, self.allowed_to(py, context)?, false),
-        };
-        let Some(id) = id else {
+        let Some(id) = book.find(context) else {
             return Ok(self.answer(py, Answer::Miss));
         };
         let mut below = Below {
