@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 SECONDS_MAX = 120.0
 REFUSALS_MAX = 64
 _COLLAPSE = 25
+_BLOCK = 512
 # Odd, and about 0.618 of the small pages of the usual large one: no number of nodes falls in step.
 _STRIDE = 317
 # No memory in one piece, none that the control group grants, or a page in use just now.
@@ -50,6 +51,11 @@ def first_page(place: int, page: int) -> int:
     """
     small = page // mmap.PAGESIZE
     return place // page * _STRIDE % small * mmap.PAGESIZE
+
+
+def taken(fd: int, end: int) -> bool:
+    """Whether as much of a memfd is resident as lies before `end`."""
+    return os.fstat(fd).st_blocks * _BLOCK >= end
 
 
 class LargePages:

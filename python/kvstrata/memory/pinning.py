@@ -12,6 +12,7 @@ import ctypes
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SMALLEST_PIECE = 64 << 20
+# For as long pieces wait for another process to take their memory, all of them together.
+AWAIT_SECONDS_MAX = 150.0
+_LOOK_SECONDS = 0.02
 LARGEST_PIECE = 1 << 30
 _PORTABLE = 1
 _LIBRARIES = {"libcudart": "cuda", "libamdhip64": "hip"}
@@ -92,14 +96,21 @@ class Pinning:
         registrar: Registrar | None,
         *,
         take: Callable[[int, int], None] | None = None,
+        is_taken: Callable[[int], bool] | None = None,
         largest: int = LARGEST_PIECE,
         smallest: int = SMALLEST_PIECE,
     ) -> None:
-        """Start. `take(offset, nbytes)` makes the pages resident before they are registered."""
+        """Start. `take(offset, nbytes)` makes the pages resident before they are registered.
+
+        Where another process does that, `is_taken(end)` says whether it has come to `end`: pages
+        that are registered before can no longer be put together to large ones.
+        """
         self.nbytes = nbytes
         self._address = address
         self._registrar = registrar
         self._take = take
+        self._is_taken = is_taken
+        self._awaits_until = time.monotonic() + AWAIT_SECONDS_MAX
         self._largest, self._smallest = largest, smallest
         self._pieces: list[tuple[int, int]] = []
         self._done = 0
@@ -168,6 +179,11 @@ class Pinning:
 
     def _take_pages(self, start: int, piece: int) -> bool:
         """Make a piece resident; `False` where it is to stop, which does not wait for all of it."""
+        while self._is_taken is not None and not self._is_taken(start + piece):
+            if self._stop.wait(_LOOK_SECONDS):
+                return False
+            if time.monotonic() >= self._awaits_until:
+                self._is_taken = None
         if self._take is None:
             return True
         for place in range(start, start + piece, self._smallest):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvstrata.memory.largepages import LargePages
+from kvstrata.memory.largepages import LargePages, taken
 from kvstrata.memory.layout import ExactLayout, LayoutError
 from kvstrata.memory.pinning import SMALLEST_PIECE, Pinning, loaded_runtime
 from kvstrata.memory.selftest import check_copies
@@ -207,8 +208,13 @@ def _pinning(
         return None
     address = arena.tensor.data_ptr()
     pages = LargePages(arena.fd, address, arena.nbytes, wanted=large_pages)
-    take = pages.take if takes_pages else None
-    pinning = Pinning(address, arena.nbytes, registrar, take=take)
+    pinning = Pinning(
+        address,
+        arena.nbytes,
+        registrar,
+        take=pages.take if takes_pages else None,
+        is_taken=partial(taken, arena.fd) if large_pages and not takes_pages else None,
+    )
     if registrar is not None:
         pinning.wait_first(_FIRST_PIECE_SECONDS)
     return pinning

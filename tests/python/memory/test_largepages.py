@@ -79,6 +79,17 @@ def test_every_whole_large_page_is_asked_for_once_and_all_is_taken(
     assert f"{5 * LARGE} of {nbytes} bytes" in caplog.text
 
 
+def test_how_far_another_process_has_come_is_seen(fd: int) -> None:
+    kernel = Kernel()
+    pages = kernel.pages(fd, 3 * LARGE + 7)
+    for end in (LARGE, 2 * LARGE, 3 * LARGE + 7):
+        before = os.fstat(fd).st_blocks * 512
+        assert not largepages.taken(fd, end)
+        pages.take(before, end - before)
+        assert largepages.taken(fd, end)
+        assert largepages.taken(fd, end - LARGE)
+
+
 @pytest.mark.parametrize("small_pages", [16, 32, 512, 8192])
 def test_the_memory_nodes_take_turns(small_pages: int) -> None:
     pages = 4096

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from kvstrata.memory import pinning as pinning_module
 from kvstrata.memory.pinning import SMALLEST_PIECE, Pinning, loaded_runtime
 
 UNIT = 64
@@ -162,3 +163,38 @@ def test_all_of_an_odd_size_is_taken_once() -> None:
     assert pinning.wait(60)
     pieces = [(0, 30), (30, 30), (60, 30), (90, 10), (100, 30), (130, 30), (160, 30), (190, 10)]
     assert taken == [*pieces, (200, 30), (230, 20)]
+
+
+def test_pieces_wait_for_the_process_that_takes_their_memory() -> None:
+    registrar = Registrar()
+    end, asked = [0], threading.Event()
+
+    def is_taken(wanted: int) -> bool:
+        asked.set()
+        return end[0] >= wanted
+
+    made = pinning(registrar, 40 * UNIT, is_taken=is_taken)
+    assert asked.wait(10)
+    assert not made.wait_first(0.1)
+    end[0] = 31 * UNIT
+    assert made.wait_first(10)
+    asked.clear()
+    assert asked.wait(10)
+    assert made.pinned_bytes == 16 * UNIT
+    end[0] = 40 * UNIT
+    assert made.wait(10)
+    assert made.pinned_bytes == 40 * UNIT
+    made.close()
+
+
+def test_to_wait_for_a_process_that_never_takes_memory_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = pinning(Registrar(), 40 * UNIT, is_taken=lambda _end: False)
+    made.close()
+    assert made.pinned_bytes == 0
+    monkeypatch.setattr(pinning_module, "AWAIT_SECONDS_MAX", 0.05)
+    made = pinning(Registrar(), 40 * UNIT, is_taken=lambda _end: False)
+    assert made.wait(10)
+    assert made.pinned_bytes == 40 * UNIT
+    made.close()
