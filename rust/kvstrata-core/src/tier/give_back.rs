@@ -119,16 +119,25 @@ impl DiskTier {
     /// this class, or if this class has fewer victims than it is `short` of rows; and if a file of
     /// it can then be made: that is how space moves between groups.
     pub(super) fn take_over_files(&self, space: &mut Space, class: Class, short: usize) -> bool {
-        let (Ok(room), Some(shape)) = (self.room(space), self.shape(class)) else {
+        let Some(shape) = self.shape(class) else {
+            return false;
+        };
+        let mut state = lock(&self.state);
+        let begun = state.kept.tick();
+        let before = oldest_kept(&mut state.inventory, class, short, begun);
+        let room = space.boundless_room();
+        if files_to_take(&state.inventory, space, (class, shape), before, room).is_empty() {
+            return false;
+        }
+        drop(state);
+        let Ok(room) = self.room(space) else {
             return false;
         };
         if space.could_grow(&room, shape) {
             // It was not for want of space that no file could be made.
             return false;
         }
-        let mut state = lock(&self.state);
-        let begun = state.kept.tick();
-        let before = oldest_kept(&mut state.inventory, class, short, begun);
+        let state = lock(&self.state);
         let files = files_to_take(&state.inventory, space, (class, shape), before, room);
         drop(state);
         // The first that cannot go ends it: the others would go for nothing.

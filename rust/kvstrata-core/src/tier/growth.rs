@@ -47,6 +47,10 @@ impl DiskTier {
         let Some((group, row_bytes)) = self.shape(class) else {
             return Growth::Failed;
         };
+        if self.is_at_capacity(space, class) {
+            space.limit = Some(Limit::Capacity);
+            return Growth::Limited;
+        }
         // A second time when a name that came made the directory larger by just what was left.
         for _ in 0..2 {
             let Some(geometry) = self.fitting(space, group, row_bytes) else {
@@ -73,6 +77,21 @@ impl DiskTier {
         }
         space.limit = Some(Limit::Capacity);
         Growth::Limited
+    }
+
+    /// Whether it is plain without a look at the file system that a class has all the files it can
+    /// have: that look is one at every row file.
+    fn is_at_capacity(&self, space: &Space, class: Class) -> bool {
+        let shape = {
+            let state = lock(&self.state);
+            let files = state.inventory.class(class);
+            let files = files.filter(|files| !files.files.is_empty());
+            files.map(|files| (files.group, files.row_bytes))
+        };
+        shape.is_some_and(|shape| {
+            let room = space.boundless_room();
+            space.foreign.is_empty() && space.limit_of(&room, shape) == Some(Limit::Capacity)
+        })
     }
 
     /// What it means that the file system has no space for a file.
@@ -209,6 +228,16 @@ impl DiskTier {
 }
 
 impl Space {
+    /// The room there would be if the capacity were the only limit.
+    pub(super) fn boundless_room(&self) -> Room {
+        Room {
+            capacity_bytes: i128::from(self.capacity_bytes) - i128::from(self.used_bytes),
+            free_bytes: i128::from(u64::MAX),
+            min_free_bytes: 0,
+            inodes: i128::from(u64::MAX),
+        }
+    }
+
     /// Whether a file of this group and row size could be made if there was this room.
     pub(super) fn could_grow(&self, room: &Room, (group, row_bytes): (GroupId, u64)) -> bool {
         self.limit_of(room, (group, row_bytes)).is_none()
