@@ -39,19 +39,19 @@ format: ## Rewrite Rust and Python sources in their formats
 	.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format --quiet .
 
 test: ## Everything a change must pass: lints, Rust, Python, end to end
-	@scripts/test.sh lint chaos+rust places+python engine
+	@scripts/test.sh lint chaos+rust places+python schedules+next+engine
 
 test-rust: ## The Rust tests alone
-	@scripts/test.sh chaos+rust
+	@scripts/test.sh chaos+rust schedules
 
 test-places: ## The Rust tests of engines and tier on other file systems, in a sandbox, with low limits
 	@scripts/test.sh places
 
 test-python: ## The Python tests without a vLLM engine
-	@scripts/test.sh python
+	@scripts/test.sh python next
 
 test-long: ## `make test`, then what takes longer
-	@scripts/test.sh lint chaos+rust places+python engine long
+	@scripts/test.sh lint chaos+rust places+python schedules+next+engine long
 
 bench: ## GB/s of the disk path by row size; KVSTRATA_BENCH_DIR names the directory to measure
 	@$(BENCH) disk_path

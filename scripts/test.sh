@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the groups of checks that are named, in this order, and stops at the first that fails:
-#   scripts/test.sh [lint] [rust] [chaos] [places] [python] [engine] [long]
+#   scripts/test.sh [lint] [rust] [chaos] [places] [python] [next] [schedules] [engine] [long]
 # Groups with a plus between them run side by side: many tests wait more than they compute.
 # The last line is a summary in pytest's words over all pytest runs of this call, or, where there
 # were none, over its checks.
@@ -109,6 +109,9 @@ group_rust() {
     step "environment: servers" scripts/env.sh servers
     step "rust tests" cargo test --locked --quiet --workspace --exclude kvstrata-py \
         -- --skip "$CHAOS"
+}
+
+group_schedules() {
     step "schedules" schedules 300
 }
 
@@ -179,6 +182,11 @@ group_python() {
     step "pytest torch" run_pytest -m "not slow and not gpu" tests/python/memory
     step "pytest vLLM 0.32" with_vllm 0.32 "" \
         -m "not engine and not slow and not gpu" tests/python/vllm
+}
+
+# One process, as is the engine: the two share the processors well.
+group_next() {
+    step "environment: vLLM" scripts/env.sh tools vllm sources cases servers wheel
     step "pytest vLLM 0.33" with_vllm 0.33 "$VLLM_NEXT_DIR" \
         -m "not engine and not slow and not gpu" tests/python/vllm
 }

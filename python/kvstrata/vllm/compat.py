@@ -17,6 +17,7 @@ import vllm
 from vllm.logger import init_logger
 
 import kvstrata
+from kvstrata.vllm import logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,8 @@ def version_problem(version: str | None = None) -> str | None:
 
 
 def require_version() -> None:
-    """Raise :class:`kvstrata.ConfigError` where :func:`version_problem` has something to say."""
+    """Join vLLM's log; raise :class:`kvstrata.ConfigError` for a :func:`version_problem`."""
+    logs.join()
     problem = version_problem()
     if problem is not None:
         raise kvstrata.ConfigError(problem)

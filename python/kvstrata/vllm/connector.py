@@ -25,6 +25,7 @@ from kvstrata.vllm import (
     fence,
     handshake,
     manifest,
+    names,
     options,
     overtaken,
     packed,
@@ -101,7 +102,7 @@ class KVStrataConnector(StockConnector):
         if role == KVConnectorRole.SCHEDULER:
             extra[facts.KEY] = startup.gather(vllm_config, kv_cache_config)
             extra[awaited.KEY] = self._proves_bytes
-            if extra.get(stackconfig.STOCK_TIERS) or extra.get(stackconfig.TIERS):
+            if extra.get(names.STOCK_TIERS) or extra.get(names.TIERS):
                 manifest.require_reproducible(facts.known(extra[facts.KEY]))
         else:
             selected = get_offloading_group_ids(kv_cache_config)

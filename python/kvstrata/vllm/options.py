@@ -13,7 +13,8 @@ from vllm.v1.kv_offload.base import Locality, OffloadPolicy
 
 import kvstrata
 from kvstrata import places
-from kvstrata.vllm import compat
+from kvstrata.vllm import compat, names
+from kvstrata.vllm.names import CONNECTOR, STOCK_TIERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -59,9 +60,9 @@ VLLM = (
     "backpressure_detector",
 )
 
-# Read by KVStrataConnector alone: under another connector nothing would obey them.
-CONNECTOR = ("on_reset", "persist_lora", "record", "require_salt")
-BESIDE_TIERS = (*CONNECTOR, "model_identity", "tenant", "weights_id", "weights_sampling")
+# Beside the tiers these have another meaning, or none.
+OF_ENTRIES = {*OPEN_TIER, *OPEN_OBJECT_TIER, *PLUGIN} - {*names.OURS, *names.VLLM}
+_BESIDE = {*names.OURS, *names.VLLM} - {*VLLM}
 
 _SIMILAR = 0.7
 
@@ -120,7 +121,10 @@ def parse(
         raise kvstrata.ConfigError(msg)
     if url.startswith(OBJECT_SCHEMES) != object_tier:
         right = "kvstrata_disk" if object_tier else "kvstrata_object"
-        msg = f"'url' {url.split('://')[0]}://... is for the tier type {right!r}"
+        shown = f"{scheme}://..." if is_url else f"{url!r}, a path,"
+        msg = f"'url' {shown} is for the tier type {right!r}"
+        if not is_url:
+            msg += "; a bucket is written s3://bucket/prefix"
         raise kvstrata.ConfigError(msg)
     return TierOptions(
         url=url,
@@ -166,7 +170,7 @@ def check_other_connector(extra_config: Mapping[str, Any]) -> None:
 def written_keys(extra_config: Mapping[str, Any], types: Iterable[str]) -> set[str]:
     """All keys of the entries in `secondary_tiers` whose `type` is one of `types`."""
     wanted = set(types)
-    entries = extra_config.get("secondary_tiers") or []
+    entries = extra_config.get(STOCK_TIERS) or []
     if not isinstance(entries, list):
         return set()
     return {
@@ -186,7 +190,7 @@ def _misplaced(name: str, own: Collection[str]) -> None:
 
 
 def _unknown(name: str, written: Collection[str], own: Collection[str]) -> None:
-    if name in written and name in BESIDE_TIERS:
+    if name in written and name in _BESIDE:
         msg = (
             f"{name!r} does not belong in a kvstrata tier entry: it stands beside "
             "'tiers' or 'secondary_tiers' in kv_connector_extra_config"

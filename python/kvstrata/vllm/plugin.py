@@ -22,8 +22,9 @@ def register() -> None:
     A vLLM that is too old is told so in one line and gets no names; a server that does not use them
     is not disturbed.
     """
-    from kvstrata.vllm import compat
+    from kvstrata.vllm import compat, logs
 
+    logs.join()
     problem = compat.version_problem()
     if problem is not None:
         compat.log_once(40, problem)

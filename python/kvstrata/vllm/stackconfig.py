@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kvstrata
-from kvstrata.vllm import compat, options, sizes
+from kvstrata.vllm import compat, names, options, sizes
 from kvstrata.vllm.loadlimits import LoadLimits
+from kvstrata.vllm.names import STOCK_TIERS, TIERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,39 +25,6 @@ RESET_CPU = "cpu"
 EXACT = "exact"
 UNIFORM = "uniform"
 DEFAULT_POLICY = "lru"
-TIERS = "tiers"
-STOCK_TIERS = "secondary_tiers"
-
-# Read here and nowhere in vLLM.
-_OF_CPU_TIER = ("theta", "directory", "protect_waiting")
-_OF_LOADS = ("load_wait_s", "load_share", "request_load_share")
-_OF_ARENA = ("numa", "large_pages")
-OURS = ("slots", TIERS, *_OF_ARENA, *_OF_CPU_TIER, *_OF_LOADS, *options.BESIDE_TIERS)
-# Read by vLLM's connector and specs, 0.32 and 0.33, and allowed under ours.
-VLLM = (
-    "backpressure",
-    "block_size",
-    "blocks_per_chunk",
-    "cache_policy_module_path",
-    "canonical_layout",
-    "cpu_bytes_to_use",
-    "eviction_policy",
-    "max_tracker_size",
-    "offload_prompt_only",
-    STOCK_TIERS,
-    "self_describing_kv_events",
-    "spec_module_path",
-    "spec_name",
-    "store_threshold",
-    "sync_load_budget_bytes",
-    "tier_poll_interval_s",
-)
-# Of vLLM's own managers: nothing would obey them where slots are exact.
-_OF_STOCK_MANAGERS = (
-    "backpressure",
-    "cache_policy_module_path",
-    "tier_poll_interval_s",
-)
 # What the connector itself puts there.
 INTERNAL_PREFIX = "kvstrata_"
 _SIMILAR = 0.8
@@ -64,6 +32,10 @@ _SIMILAR = 0.8
 POLICIES = ("lru", "th", "arc_vllm", "s3fifo")
 # What kvstrata.memory.numa knows; the first is the default.
 NUMA = ("off", "local", "interleave")
+
+
+# The names that the same have with slots of one size.
+_OF_UNIFORM_SLOTS = {"arc": "arc_vllm", **{f"kvstrata_{name}": name for name in POLICIES}}
 
 
 @dataclass(frozen=True)
@@ -120,10 +92,13 @@ def check_names(extra_config: Mapping[str, Any]) -> None:
     # Errors
     :class:`kvstrata.ConfigError` naming both.
     """
-    known = (*OURS, *VLLM)
+    known = (*names.OURS, *names.VLLM)
     for name in extra_config:
         if name in known or name.startswith(INTERNAL_PREFIX):
             continue
+        if name in options.OF_ENTRIES:
+            msg = f"{name!r} belongs in an entry of {TIERS!r} or {STOCK_TIERS!r}, not beside them"
+            raise kvstrata.ConfigError(msg)
         near = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
         if near:
             msg = f"unknown option {name!r} in kv_connector_extra_config: did you mean {near[0]!r}?"
@@ -279,7 +254,7 @@ def _entries(extra_config: Mapping[str, Any], name: str) -> tuple[dict[str, Any]
 
 
 def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
-    for name in _OF_STOCK_MANAGERS:
+    for name in names.OF_STOCK_MANAGERS:
         if name in extra_config:
             msg = (
                 f"{name!r} is an option of vLLM's own manager, and nothing obeys it with slots "
@@ -289,11 +264,12 @@ def _refuse_stock_options(extra_config: Mapping[str, Any]) -> None:
 
 
 def _refuse_options_of_ours(extra_config: Mapping[str, Any]) -> None:
-    for name in (*_OF_ARENA, *_OF_CPU_TIER, *_OF_LOADS):
+    for name in (*names.OF_ARENA, *names.OF_CPU_TIER, *names.OF_LOADS):
         if name in extra_config:
             msg = (
                 f"{name!r} is an option of slots that fit their group, and vLLM's own manager does "
-                f"not obey it: remove it, or set 'slots' to {EXACT!r}"
+                f"not obey it: remove it, or leave 'slots' and {STOCK_TIERS!r} out and name "
+                f"kvstrata's own tiers in {TIERS!r}"
             )
             raise kvstrata.ConfigError(msg)
 
@@ -301,6 +277,8 @@ def _refuse_options_of_ours(extra_config: Mapping[str, Any]) -> None:
 def _refuse_other_policies(policy: str) -> None:
     if policy not in POLICIES:
         msg = f"'eviction_policy' is {policy!r}, not one of {', '.join(map(repr, POLICIES))}"
+        if (ours := _OF_UNIFORM_SLOTS.get(policy)) is not None:
+            msg += f": with exact slots that is {ours!r}"
         raise kvstrata.ConfigError(msg)
 
 

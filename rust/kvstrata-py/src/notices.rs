@@ -32,6 +32,6 @@ fn write(py: Python<'_>, notice: &Notice) -> PyResult<()> {
     };
     logger
         .bind(py)
-        .call_method1("log", (level, "%s", notice.text.as_str()))
+        .call_method1("log", (level, "kvstrata: %s", notice.text.as_str()))
         .map(drop)
 }

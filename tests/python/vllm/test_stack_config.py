@@ -11,7 +11,7 @@ from plugin_support.models import kv_cache_config, make_model, vllm_config
 
 import kvstrata
 from kvstrata._native import CpuTier
-from kvstrata.vllm import compat, connector, exact, sizes, stackconfig
+from kvstrata.vllm import compat, connector, exact, names, sizes, stackconfig
 from kvstrata.vllm.loadlimits import LoadLimits
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ def test_slots_fit_their_group_unless_tiers_of_vllms_kind_are_configured(
         ({"offload_prompt_only": "no"}, "not true or false"),
         ({"eviction_policy": 3}, "eviction_policy"),
         ({"eviction_policy": "arc"}, "'arc', not one of 'lru', 'th', 'arc_vllm', 's3fifo'"),
+        ({"eviction_policy": "arc"}, "with exact slots that is 'arc_vllm'$"),
+        ({"eviction_policy": "kvstrata_th"}, "with exact slots that is 'th'$"),
         ({"theta": 1.5}, "'theta' is 1.5, not a probability"),
         ({"theta": True}, "'theta' is True, not a probability"),
         ({"store_threshold": -1}, "'store_threshold' is -1, not a whole number from 0 on"),
@@ -237,7 +239,7 @@ def test_every_known_name_passes_and_others_are_warned_about_once(
 ) -> None:
     said: list[tuple[int, str]] = []
     monkeypatch.setattr(compat, "log_once", lambda level, text: said.append((level, text)))
-    stackconfig.check_names(dict.fromkeys((*stackconfig.OURS, *stackconfig.VLLM, "kvstrata_facts")))
+    stackconfig.check_names(dict.fromkeys((*names.OURS, *names.VLLM, "kvstrata_facts")))
     assert said == []
     stackconfig.check_names({"embedding_cache_prefix": 1})
     ((level, text),) = said

@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvstrata
-from kvstrata.vllm import compat, facts, options, stackconfig
+from kvstrata.vllm import compat, facts, names, options, stackconfig
 from kvstrata.vllm.tiers import KVStrataDiskTier
 
 if TYPE_CHECKING:
@@ -77,9 +77,41 @@ def test_a_misspelt_option_beside_the_tiers_is_an_error_too(wrong: str, right: s
         stackconfig.check_names({"cpu_bytes_to_use": 1, wrong: True})
 
 
+@pytest.mark.parametrize(
+    "name", ["numa", "large_pages", "slots", "cpu_bytes_to_use", "max_tracker_size"]
+)
+def test_an_option_that_belongs_beside_the_tiers_is_an_error_in_an_entry(
+    opener: Opener, engine_id: str, name: str
+) -> None:
+    with pytest.raises(kvstrata.ConfigError, match=f"'{name}' does not belong in a kvstrata tier"):
+        make_tier(engine_id, disk_entry("file:///x", **{name: "1"}))
+
+
+@pytest.mark.parametrize(
+    ("url", "is_object", "why"),
+    [
+        ("b/x", True, r"'url' 'b/x', a path, is for the tier type 'kvstrata_disk'; a bucket is"),
+        ("file:///x", True, r"'url' file://\.\.\. is for the tier type 'kvstrata_disk'$"),
+        ("s3://b/x", False, r"'url' s3://\.\.\. is for the tier type 'kvstrata_object'$"),
+    ],
+)
+def test_a_url_of_the_other_kind_of_tier_is_an_error_that_names_it(
+    url: str, is_object: bool, why: str
+) -> None:
+    entry = {"url": url} if is_object else {"url": url, "capacity": "1GiB"}
+    with pytest.raises(kvstrata.ConfigError, match=why):
+        options.parse(entry, entry, object_tier=is_object)
+
+
+@pytest.mark.parametrize("name", ["min_free", "url", "requests_max", "policy"])
+def test_an_option_that_belongs_in_an_entry_is_an_error_beside_the_tiers(name: str) -> None:
+    with pytest.raises(kvstrata.ConfigError, match=f"'{name}' belongs in an entry of 'tiers'"):
+        stackconfig.check_names({"cpu_bytes_to_use": 1, name: "5%"})
+
+
 def test_options_of_ours_and_of_others_beside_the_tiers_are_no_misspellings() -> None:
     others = ("spec_name", "block_size", "eviction_policy", "embedding_model_identity")
-    stackconfig.check_names(dict.fromkeys((*options.BESIDE_TIERS, *others)))
+    stackconfig.check_names(dict.fromkeys((*names.BESIDE_TIERS, *others)))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def blocks(
 
 def size(text: str, option: str = "--block-bytes") -> int:
     """Bytes in ``"64KiB"`` or ``"65536"``; ``ValueError`` for anything else and for none."""
-    number, unit = _parse(text, option)
+    number, unit = _parse(text, option, "64KiB or 65536")
     if unit == "%":
         raise ValueError(f"{option} {text!r} is a share; bytes are expected")
     count = int(number * units.UNITS[unit])
@@ -48,8 +48,8 @@ def size(text: str, option: str = "--block-bytes") -> int:
     return count
 
 
-def _parse(text: str, option: str) -> tuple[Decimal, str]:
+def _parse(text: str, option: str, examples: str = "5%, 400GiB or 1000") -> tuple[Decimal, str]:
     found = units.parse(text)
     if found is None:
-        raise ValueError(f"{option} {text!r} is not a size such as 5%, 400GiB or 1000")
+        raise ValueError(f"{option} {text!r} is not a size such as {examples}")
     return found
