@@ -75,6 +75,8 @@ fn no_directory_in_a_root_is_a_root_and_the_root_is_named() {
         assert_eq!(below(&place), before, "nothing is made on the way");
         harness.tier.close(Duration::from_secs(10)).unwrap();
     }
+    let roundabout = place.join("missing").join("../kv/new");
+    assert!(refusal(&roundabout).contains(" lies in the root "));
     // Beside it, and around it, there is room for others.
     let beside = Harness::open(options(&place.join("kv2"), 4096, CAPACITY), 8);
     beside.tier.close(Duration::from_secs(10)).unwrap();

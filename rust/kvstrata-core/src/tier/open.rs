@@ -56,6 +56,8 @@ impl DiskTier {
         nested::refuse(&options.root)?;
         let root = Directory::open_root(&options.root, true, ShareMode::Private)?
             .noted_in(&around.descriptors);
+        // Again: a path may have led elsewhere before its directories were made.
+        nested::refuse(&options.root)?;
         let root_lock = root_lock::acquire(&root, &*around.clock)?;
         remove_trials(&root);
         let place = open_place(options, Arc::new(root), &manifest)?;
