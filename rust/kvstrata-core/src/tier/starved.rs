@@ -44,16 +44,15 @@ impl DiskTier {
         let evicted = &self.around.metrics.evicted_files;
         let (before, short) = (evicted.get(), self.say_shortage());
         self.keep_limits();
-        self.note_limits();
         let gone = evicted.get().saturating_sub(before);
-        let Some(short) = short.filter(|_| gone > 0) else {
+        let removed = (gone > 0).then(|| format!("{gone} row files of earlier runs were removed"));
+        self.note_limits(removed.as_deref());
+        let Some((short, removed)) = short.zip(removed) else {
             return;
         };
         if lock(&self.space).starved.is_empty() {
             let notices = &self.around.notices;
-            notices.say(Level::Warning, GIVEN_BACK, || {
-                format!("{short}: {gone} row files of earlier runs were removed")
-            });
+            notices.say(Level::Warning, GIVEN_BACK, || format!("{short}: {removed}"));
         }
     }
 
@@ -79,8 +78,8 @@ impl DiskTier {
         short.then(|| missing(Limit::MinFree, &space, &system))
     }
 
-    /// Says what keeps anything from being stored.
-    fn note_limits(&self) {
+    /// Says what keeps anything from being stored, and what was `removed` for it.
+    fn note_limits(&self, removed: Option<&str>) {
         let mut space = lock(&self.space);
         let Ok(mut room) = self.room(&space) else {
             return;
@@ -100,7 +99,7 @@ impl DiskTier {
         for class in classes {
             if let Some(limit) = self.limit_of(&space, &room, class) {
                 space.limit = Some(limit);
-                self.note_limited(&mut space, class);
+                self.starve(&mut space, class, removed);
             }
         }
     }
@@ -113,6 +112,11 @@ impl DiskTier {
     /// A limit kept a row file of a class from being made. Without any, and where no file of another
     /// class can make room, nothing of it can be stored.
     pub(super) fn note_limited(&self, space: &mut Space, class: Class) {
+        self.starve(space, class, None);
+    }
+
+    /// [`DiskTier::note_limited`], and what was `removed` all the same.
+    fn starve(&self, space: &mut Space, class: Class, removed: Option<&str>) {
         let limit = match space.limit {
             Some(limit) if limit != Limit::Capacity => limit,
             _ => return,
@@ -133,10 +137,9 @@ impl DiskTier {
             return;
         };
         self.around.notices.say(Level::Warning, STARVED, || {
-            format!(
-                "{}: no row can be stored until there is more",
-                missing(limit, space, &system)
-            )
+            let missing = missing(limit, space, &system);
+            let removed = removed.map_or_else(String::new, |removed| format!("; {removed}"));
+            format!("{missing}: no row can be stored until there is more{removed}")
         });
     }
 
