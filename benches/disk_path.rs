@@ -3,6 +3,7 @@
 //! environment variables and `README.md` for what the lines mean.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
@@ -13,7 +14,7 @@ use kvstrata_benches::measure::Pass;
 use kvstrata_benches::report::{self, Figures, Line, Role};
 use kvstrata_benches::settings::Settings;
 use kvstrata_benches::whole::Whole;
-use kvstrata_benches::{fio, raw, raw_ring, say};
+use kvstrata_benches::{ended, fio, raw, raw_ring, say};
 use kvstrata_core::error::{Error, Result};
 use kvstrata_core::io::Direction;
 use kvstrata_core::sys::fs::{Directory, File, ShareMode};
@@ -266,8 +267,13 @@ fn remove(root: &Path) -> Result<()> {
         .map_err(|error| Error::config("a tier's root cannot be removed").with_source(error))
 }
 
-fn main() -> Result<()> {
-    let settings = Settings::from_environment();
+fn main() -> ExitCode {
+    ended(&run())
+}
+
+fn run() -> Result<()> {
+    let settings = Settings::from_environment()?;
+    settings.check_ways(&WAYS.map(|way| way.line().name))?;
     let holder = tempfile::tempdir_in(&settings.directory)
         .map_err(|error| Error::config("KVSTRATA_BENCH_DIR cannot be used").with_source(error))?;
     let directory = Directory::open_root(holder.path(), false, ShareMode::Private)?;
@@ -278,7 +284,7 @@ fn main() -> Result<()> {
     )?;
     let processors = available_parallelism().map_or(0, usize::from);
     let mebibytes = settings.pass_bytes >> 20;
-    let (capabilities, rounds) = (ground.capabilities.to_string(), settings.rounds);
+    let (capabilities, rounds) = (ground.capabilities.of_root(), settings.rounds);
     let large = bytes_in_large_pages();
     say(&format!(
         "{processors} processors; {capabilities}; {mebibytes} MiB a pass over {} MiB, {} MiB of memory in \

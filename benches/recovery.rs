@@ -2,11 +2,12 @@
 //! in the page cache, rows as holes. `KVSTRATA_BENCH_RECOVERY_ROWS` names other numbers of rows.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use kvstrata_benches::measure::Pass;
-use kvstrata_benches::say;
 use kvstrata_benches::settings::Settings;
+use kvstrata_benches::{ended, say};
 use kvstrata_core::error::{Error, Result};
 use kvstrata_core::sys::clock::{Clock, SystemClock};
 use kvstrata_core::tier::Tier;
@@ -17,7 +18,6 @@ use kvstrata_testkit::stored_rows::{key, make, options};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting::new();
 
-const ROWS: [u64; 3] = [100_000, 1_000_000, 10_000_000];
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
 
 struct Opened {
@@ -62,18 +62,13 @@ fn per_row(bytes: usize, rows: u64) -> f64 {
     bytes as f64 / rows as f64
 }
 
-fn main() -> Result<()> {
-    let settings = Settings::from_environment();
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a benchmark is configured by its environment"
-    )]
-    let named = std::env::var("KVSTRATA_BENCH_RECOVERY_ROWS").unwrap_or_default();
-    let mut counts: Vec<u64> = named.split(',').filter_map(|n| n.parse().ok()).collect();
-    if counts.is_empty() {
-        counts.extend(ROWS);
-    }
-    for rows in counts {
+fn main() -> ExitCode {
+    ended(&run())
+}
+
+fn run() -> Result<()> {
+    let settings = Settings::from_environment()?;
+    for rows in settings.recovery_rows.iter().copied() {
         let broken = |error| Error::config("the rows cannot be made").with_source(error);
         let holder = tempfile::tempdir_in(&settings.directory).map_err(broken)?;
         make(holder.path(), rows).map_err(broken)?;

@@ -1,6 +1,14 @@
 //! What the benchmarks share: settings, the ways to move bytes, measuring, printing.
 
-#![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a benchmark prints its figures, or why there are none"
+)]
+
+use std::process::ExitCode;
+
+use kvstrata_core::error::Result;
 
 pub mod alone;
 mod blocks;
@@ -24,6 +32,17 @@ pub mod workload;
 /// Prints a line of the report.
 pub fn say(line: &str) {
     println!("{line}");
+}
+
+/// How a benchmark ends; says why where it could not go on.
+pub fn ended(result: &Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// A number of bytes or rows as the core counts them.

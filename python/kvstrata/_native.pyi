@@ -627,8 +627,8 @@ def open_tier(
       directory. Format version, group ids and ``row_bytes`` are added. Rows are only ever shared
       between tiers whose whole manifests are equal.
     * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
-    * ``arena``: writable, C-contiguous buffer that holds the slots. The tier keeps it until it is
-      closed: until then it can be neither freed nor resized.
+    * ``arena``: writable, C-contiguous buffer that holds the slots, one row of each group at least.
+      The tier keeps it until it is closed: until then it can be neither freed nor resized.
     * ``deadline_s``: seconds after which an operation counts as failed; 30.0.
     * ``required``: False gives, where the directory or bucket cannot be used, a tier that misses
       and retries by itself.

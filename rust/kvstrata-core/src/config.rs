@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+use crate::buffer::Arena;
 use crate::error::{Error, Result};
 use crate::eviction::admission::AdmissionOptions;
 use crate::key::GroupId;
@@ -78,6 +79,7 @@ const UNITS: [(&str, u64); 17] = [
 /// [`crate::error::ErrorKind::Config`] naming the field, the text and what is accepted.
 pub fn parse_size(field: &str, text: &str) -> Result<Size> {
     let trimmed = text.trim();
+    let too_much = |most| Error::config(format!("{field}: {text:?} is more than {most}"));
     let wrong = || {
         Error::config(format!(
             "{field}: {text:?} is not a size; expected bytes, a number with KiB, MiB, GiB, TiB \
@@ -91,10 +93,11 @@ pub fn parse_size(field: &str, text: &str) -> Result<Size> {
     let unit = unit.trim().to_ascii_lowercase();
     if unit == "%" {
         let percent: f64 = number.parse().map_err(|_| wrong())?;
-        return if (0.0..=100.0).contains(&percent) {
-            Ok(Size::Percent(percent))
+        // A sign is no digit: what is not more is 0 at least.
+        return if percent > 100.0 {
+            Err(too_much("100%"))
         } else {
-            Err(wrong())
+            Ok(Size::Percent(percent))
         };
     }
     let scale = UNITS
@@ -102,23 +105,28 @@ pub fn parse_size(field: &str, text: &str) -> Result<Size> {
         .find(|(name, _)| *name == unit)
         .ok_or_else(wrong)?
         .1;
-    scaled(number, scale).map(Size::Bytes).ok_or_else(wrong)
+    let bytes = scaled(number, scale).ok_or_else(wrong)?;
+    u64::try_from(bytes)
+        .map(Size::Bytes)
+        .map_err(|_| too_much("2**64 - 1 bytes"))
 }
 
-/// `number` (digits with at most one point) times `scale`, rounded down; no floating point.
-fn scaled(number: &str, scale: u64) -> Option<u64> {
+/// `number` (digits with at most one point) times `scale`, rounded down; no floating point. What is
+/// more than fits is the most that does.
+fn scaled(number: &str, scale: u64) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() || fraction.len() > 18 || (number.contains('.') && fraction.is_empty()) {
         return None;
     }
-    let whole: u128 = whole.parse().ok()?;
-    let mut total = whole.checked_mul(u128::from(scale))?;
+    // Digits are a number, if one that may not fit.
+    let whole = whole.parse().unwrap_or(u128::MAX);
+    let mut total = whole.saturating_mul(u128::from(scale));
     if !fraction.is_empty() {
         let digits: u128 = fraction.parse().ok()?;
         let power = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
-        total = total.checked_add(digits.checked_mul(u128::from(scale))? / power)?;
+        total = total.saturating_add(digits.checked_mul(u128::from(scale))? / power);
     }
-    u64::try_from(total).ok()
+    Some(total)
 }
 
 /// A URL as it may be told: without its query and fragment, and where it may hold credentials
@@ -277,6 +285,20 @@ pub(crate) fn check_deadline(deadline: Duration) -> Result<()> {
     )))
 }
 
+/// Refuses an arena in which no slot holds a row of each group.
+pub(crate) fn check_arena(row_bytes: &BTreeMap<GroupId, u64>, arena: &Arena) -> Result<()> {
+    let arena_bytes = arena.length();
+    let largest = row_bytes.iter().max_by_key(|(_, bytes)| **bytes);
+    match largest {
+        Some((group, bytes)) if usize::try_from(*bytes).is_ok_and(|one| one > arena_bytes) => {
+            Err(Error::config(format!(
+                "arena: {arena_bytes} bytes hold no row of group {group}, which has {bytes} bytes"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,6 +339,31 @@ mod tests {
             assert!(
                 error.to_string().starts_with("capacity: "),
                 "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_a_size_is_told_from_what_is_none() {
+        for (text, told) in [
+            ("180%", "capacity: \"180%\" is more than 100%"),
+            ("100.5 %", "capacity: \"100.5 %\" is more than 100%"),
+            (
+                "99999999999P",
+                "capacity: \"99999999999P\" is more than 2**64 - 1 bytes",
+            ),
+            (
+                "18446744073709551616",
+                "capacity: \"18446744073709551616\" is more than 2**64 - 1 bytes",
+            ),
+        ] {
+            assert_eq!(parse_size("capacity", text).unwrap_err().to_string(), told);
+        }
+        for text in ["10X", "1.", "1..0", "-5%", "nan%", "%"] {
+            let told = parse_size("capacity", text).unwrap_err().to_string();
+            assert!(
+                told.starts_with(&format!("capacity: {text:?} is not a size; ")),
+                "{told}"
             );
         }
     }

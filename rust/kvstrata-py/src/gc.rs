@@ -15,8 +15,8 @@ use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};
 
 use crate::arguments::{
-    self as named, Capacity, Deferred, DryRun, Flag, Given, OlderThan, Root, RowBytes, Seconds,
-    SizeText, Text,
+    self as named, Capacity, Deferred, DryRun, Flag, Given, OlderThan, PositiveSeconds, Root,
+    RowBytes, Seconds, SizeText, Text,
 };
 use crate::error::refused;
 use crate::json::{self, Manifest};
@@ -59,7 +59,7 @@ pub(crate) fn collect_garbage(
     capacity: Given<SizeText<Capacity>>,
     older_than_s: Given<Seconds<OlderThan>>,
     dry_run: Deferred<Flag<DryRun>>,
-    deadline_s: Deferred<Seconds<named::Deadline>>,
+    deadline_s: Deferred<PositiveSeconds<named::Deadline>>,
     time_limit_s: Given<Seconds<named::TimeLimit>>,
     endpoint: Given<Text<named::Endpoint>>,
     region: Given<Text<named::Region>>,

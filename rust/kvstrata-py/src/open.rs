@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use crate::arena::ArenaBuffer;
 use crate::arguments::{
     self as named, Capacity, Count, Deadline, Deferred, Flag, Given, HonoursBusy, MinFree, Policy,
-    Probability, Required, Root, RowBytes, Seconds, SizeText, Text,
+    PositiveSeconds, Probability, Required, Root, RowBytes, Seconds, SizeText, Text,
 };
 use crate::environment;
 use crate::error::refused;
@@ -239,8 +239,8 @@ fn open(
 ///   directory. Format version, group ids and ``row_bytes`` are added. Rows are only ever shared
 ///   between tiers whose whole manifests are equal.
 /// * ``row_bytes``: payload bytes of a row per group id; an int ``n`` is short for ``{0: n}``.
-/// * ``arena``: writable, C-contiguous buffer that holds the slots. The tier keeps it until it is
-///   closed: until then it can be neither freed nor resized.
+/// * ``arena``: writable, C-contiguous buffer that holds the slots, one row of each group at least.
+///   The tier keeps it until it is closed: until then it can be neither freed nor resized.
 /// * ``deadline_s``: seconds after which an operation counts as failed; 30.0.
 /// * ``required``: False gives, where the directory or bucket cannot be used, a tier that misses
 ///   and retries by itself.
@@ -310,7 +310,7 @@ pub(crate) fn open_tier(
     min_free: Given<SizeText<MinFree>>,
     policy: Given<Text<Policy>>,
     io_backend: Given<Text<named::IoBackend>>,
-    deadline_s: Deferred<Seconds<Deadline>>,
+    deadline_s: Deferred<PositiveSeconds<Deadline>>,
     share_mode: Given<Text<named::ShareMode>>,
     required: Deferred<Flag<Required>>,
     honours_busy: Deferred<Flag<HonoursBusy>>,

@@ -63,6 +63,7 @@ def test_a_directory_needs_a_capacity(memory: Any, tmp_path: Path) -> None:
         ({"found_s": -1}, "found_s"),
         ({"deadline_s": 0}, "deadline_s"),
         ({"row_bytes": 65 << 20}, "row_bytes"),
+        ({"arena": bytearray(10)}, "arena: 10 bytes hold no row of group 0"),
     ],
 )
 def test_a_wrong_option_is_named(memory: Any, options: dict[str, Any], words: str) -> None:

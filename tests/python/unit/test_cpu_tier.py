@@ -111,7 +111,7 @@ def test_what_is_no_key_is_refused_with_its_position(call: str) -> None:
     tier = CpuTier(ROW, ROW)
     with pytest.raises(kvstrata.ArgumentError, match=r"keys\[1\]"):
         getattr(tier, call)([*keys_of(1), b"short"])
-    with pytest.raises(kvstrata.ArgumentError, match="sequence of bytes"):
+    with pytest.raises(kvstrata.ArgumentError, match="sequence of keys, each of type bytes"):
         getattr(tier, call)(b"one key")
 
 

@@ -248,14 +248,12 @@ def test_a_capacity_smaller_than_a_row_of_each_group_is_refused(bench: Any, capa
         bench.open(capacity=capacity)
 
 
-def test_an_arena_smaller_than_a_row_takes_no_slot(bench: Any) -> None:
-    try:
-        tier = bench.open(arena=bytearray(100))
-    except kvstrata.ConfigError as error:
-        assert "arena" in str(error)  # noqa: PT017
-    else:
-        with pytest.raises(kvstrata.ArgumentError, match="offsets"):
-            tier.store(1, [bench.key(1)], [0])
+def test_an_arena_smaller_than_the_largest_row_is_refused(bench: Any) -> None:
+    for length in (100, 5000, 8191):
+        with refused(f"^arena: {length} bytes hold no row of group 0, which has 8192 bytes$"):
+            bench.open(arena=bytearray(length))
+    assert not bench.root.exists() or list(bench.root.iterdir()) == []
+    bench.open(arena=bytearray(8192))
 
 
 def test_a_second_tier_on_the_same_root_is_refused_and_told_who_holds_it(bench: Any) -> None:

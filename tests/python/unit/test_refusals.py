@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 ROW = 4096
 WORDS_32 = "an int from 0 to 2**32 - 1 is expected"
 WORDS_64 = "an int from 0 to 2**64 - 1 is expected"
+NO_SIZE = (
+    'is not a size; a str such as "10GiB" or "80%", or an int of bytes from 0 to 2**64 - 1, '
+    "is expected"
+)
+POSITIVE = "a number of seconds, more than 0, is expected"
 FLAG = "True or False is expected"
 REQUEST = b'{"timestamp":%d,"input_length":1024,"output_length":1,"hash_ids":[1,2]}\n'
 
@@ -87,11 +92,16 @@ def test_a_hint_is_text(bench: Any) -> None:
 def test_refusals_of_a_tier_have_no_notes(bench: Any) -> None:
     tier = bench.open()
     for call in (tier.lookup, tier.touch, tier.remove):
-        assert refusal(call, 5) == "keys is int; a sequence of bytes is expected"
+        for keys, kind in ((5, "int"), (b"one key", "bytes"), ("one key", "str")):
+            told = f"keys is {kind}; a sequence of keys, each of type bytes, is expected"
+            assert refusal(call, keys) == told
     for call in (tier.store, tier.load):
         assert refusal(call, -1, [], []).startswith("job_id is -1 ")
         assert refusal(call, 1, 5, []).startswith("keys is int; ")
         assert refusal(call, 1, [], 5).startswith("offsets is int; ")
+        told = "a byte offset, an int from 0 to 2**64 - 1, is expected"
+        for offset in (-1, 2**64):
+            assert refusal(call, 1, bench.keys([1]), [offset]) == f"offsets[0] is {offset}; {told}"
     for call in (tier.wait, tier.close):
         assert refusal(call, "x").startswith("timeout_s is 'x'; ")
 
@@ -111,9 +121,16 @@ def test_refusals_at_open_have_no_notes(root: Any) -> None:
         ("manifest", {"model": {1: 2}}, "a key of manifest.model is 1 "),
         ("row_bytes", "x", "row_bytes is 'x'; "),
         ("arena", b"", "arena (bytes) is read-only; "),
-        ("capacity", -1, "capacity: -1 is not a size; "),
+        ("row_bytes", 2**70, f"row_bytes is {2**70}; an int of bytes from 1 to 2**30 is expected"),
+        ("arena", bytearray(10), f"arena: 10 bytes hold no row of group 0, which has {ROW} bytes"),
+        ("capacity", -1, f"capacity: -1 {NO_SIZE}"),
+        ("capacity", 2**70, f"capacity: {2**70} {NO_SIZE}"),
+        ("capacity", "180%", 'capacity: "180%" is more than 100%'),
         ("min_free", "many", "min_free: "),
+        ("min_free", "180%", 'min_free: "180%" is more than 100%'),
         ("deadline_s", "x", "deadline_s is 'x'; "),
+        ("deadline_s", -1, f"deadline_s is -1; {POSITIVE}"),
+        ("deadline_s", 0, f"deadline_s is 0; {POSITIVE}"),
         ("required", 1, "required is 1; "),
         ("theta", 2, "theta is 2; "),
         ("tracked_keys", 0, "tracked_keys is 0; "),

@@ -18,7 +18,7 @@ use kvstrata_core::tier::Seams;
 use kvstrata_testkit::clock::ManualClock;
 use kvstrata_testkit::sandbox::{Reach, deny};
 use tier_support::mounts::Mount;
-use tier_support::{Harness, key, keys, options};
+use tier_support::{Harness, key, keys, options, row_files};
 
 const ROW_BYTES: usize = 4096;
 const MIB: u64 = 1 << 20;
@@ -303,4 +303,34 @@ fn a_group_without_a_file_is_well_where_those_of_another_can_go() {
     let shown = (word(&harness, "health"), word(&harness, "space_limit"));
     assert_eq!(shown, ("ok".to_owned(), "min_free".to_owned()));
     assert_eq!(harness.store(&[key(1, 7)]), [Outcome::Ok]);
+}
+
+#[test]
+fn rows_of_an_earlier_run_that_go_without_making_room_are_told_too() {
+    let Some(mount) = Mount::tmpfs(32 * MIB) else {
+        return;
+    };
+    let own =
+        |capacity, min_free| with(&mount.root(), Size::Bytes(capacity), Size::Bytes(min_free));
+    let mut harness = Harness::open(own(8 * MIB, 0), 1600);
+    assert!(harness.store(&keys(0..1600)).contains(&Outcome::Ok));
+    harness.tier.close(Duration::from_secs(10)).unwrap();
+    let files = row_files(&mount.root()).len();
+    assert!(files > 1, "{files}");
+    stranger(&mount, "stranger", 12 * MIB);
+    let harness = Harness::open(own(8 * MIB, 24 * MIB), 16);
+    assert_eq!(row_files(&mount.root()).len(), 0);
+    let lines = warnings(&harness);
+    let [line] = lines.as_slice() else {
+        panic!("{lines:?}");
+    };
+    assert!(
+        line.starts_with(&format!("min_free: {} bytes", 24 * MIB))
+            && line.ends_with(&format!(
+                "bytes free: no row can be stored until there is more; {files} row files of \
+                 earlier runs were removed"
+            )),
+        "{line}"
+    );
+    assert_eq!(word(&harness, "health"), "no space");
 }

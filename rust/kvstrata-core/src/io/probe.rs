@@ -98,6 +98,23 @@ impl Capabilities {
         self.alignment.slot_bytes()
     }
 
+    /// What the root can do, whichever the engine.
+    pub fn of_root(&self) -> String {
+        let yes = |flag: bool| if flag { "yes" } else { "no" };
+        let facts = format!(
+            "{}: {} I/O aligned to {} bytes, fallocate {}, locks {}, directory sync {}",
+            self.file_system,
+            self.io_mode(),
+            self.slot_align(),
+            yes(self.fallocate),
+            yes(self.locks),
+            yes(self.directory_sync),
+        );
+        let remarks = self.remarks.iter().map(String::as_str);
+        let all: Vec<&str> = core::iter::once(facts.as_str()).chain(remarks).collect();
+        all.join("; ")
+    }
+
     /// One line for the log.
     pub fn summary(&self) -> String {
         self.to_string()
@@ -128,21 +145,7 @@ impl Capabilities {
 impl fmt::Display for Capabilities {
     /// One line for the log.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let yes = |flag: bool| if flag { "yes" } else { "no" };
-        write!(
-            formatter,
-            "{} on {}: {} I/O aligned to {} bytes, fallocate {}, locks {}, directory sync {}",
-            self.io_backend,
-            self.file_system,
-            self.io_mode(),
-            self.slot_align(),
-            yes(self.fallocate),
-            yes(self.locks),
-            yes(self.directory_sync),
-        )?;
-        self.remarks
-            .iter()
-            .try_for_each(|remark| write!(formatter, "; {remark}"))
+        write!(formatter, "{} on {}", self.io_backend, self.of_root())
     }
 }
 

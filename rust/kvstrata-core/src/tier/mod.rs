@@ -61,7 +61,7 @@ use std::os::fd::RawFd;
 use serde_json::{Map, Value};
 
 use crate::buffer::Arena;
-use crate::config::TierOptions;
+use crate::config::{self, TierOptions};
 use crate::error::Result;
 use crate::eviction::request::Context;
 use crate::job::{JobId, JobKind, JobResult};
@@ -112,6 +112,7 @@ impl Tier {
     /// As [`Tier::open`].
     pub fn open_shared(options: TierOptions, arena: Arc<Arena>, seams: Seams) -> Result<Self> {
         open::check_options(&options)?;
+        config::check_arena(&options.row_bytes, &arena)?;
         let around = Surroundings::new(arena, seams)?;
         let event = around.descriptors.note(&*around.jobs);
         let availability = match DiskTier::open(&options, around.clone()) {
@@ -148,6 +149,7 @@ impl Tier {
         given: Option<Store>,
     ) -> Result<Self> {
         options.validate()?;
+        config::check_arena(&options.row_bytes, &arena)?;
         let around = Surroundings::new(arena, seams)?;
         let event = around.descriptors.note(&*around.jobs);
         let tier = ObjectTier::open(options, around.clone(), given)?;

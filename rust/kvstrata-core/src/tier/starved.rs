@@ -50,16 +50,15 @@ impl DiskTier {
         let evicted = &self.around.metrics.evicted_files;
         let (before, short) = (evicted.get(), self.say_shortage());
         self.keep_limits();
-        self.note_limits();
         let gone = evicted.get().saturating_sub(before);
-        let Some(short) = short.filter(|_| gone > 0) else {
+        let removed = (gone > 0).then(|| format!("{gone} row files of earlier runs were removed"));
+        self.note_limits(removed.as_deref());
+        let Some((short, removed)) = short.zip(removed) else {
             return;
         };
         if lock(&self.space).starved.is_empty() {
             let notices = &self.around.notices;
-            notices.say(Level::Warning, GIVEN_BACK, || {
-                format!("{short}: {gone} row files of earlier runs were removed")
-            });
+            notices.say(Level::Warning, GIVEN_BACK, || format!("{short}: {removed}"));
         }
     }
 
@@ -85,8 +84,8 @@ impl DiskTier {
         short.then(|| missing(Limit::MinFree, &space, &system))
     }
 
-    /// Says what keeps anything from being stored.
-    fn note_limits(&self) {
+    /// Says what keeps anything from being stored, and what was `removed` for it.
+    fn note_limits(&self, removed: Option<&str>) {
         let mut space = lock(&self.space);
         let Ok(mut room) = self.room(&space) else {
             return;
@@ -109,7 +108,7 @@ impl DiskTier {
                 space.limit = Some(limit);
                 // Files that are there may make room for those of another class.
                 if !any_files {
-                    self.note_limited(&mut space, class);
+                    self.starve(&mut space, class, removed);
                 }
             }
         }
@@ -123,6 +122,11 @@ impl DiskTier {
     /// A limit kept a row file of a class from being made. Without any, and where no file of another
     /// class can make room, nothing of it can be stored.
     pub(super) fn note_limited(&self, space: &mut Space, class: Class) {
+        self.starve(space, class, None);
+    }
+
+    /// [`DiskTier::note_limited`], and what was `removed` all the same.
+    fn starve(&self, space: &mut Space, class: Class, removed: Option<&str>) {
         let limit = match space.limit {
             Some(limit) if limit != Limit::Capacity => limit,
             _ => return,
@@ -143,14 +147,13 @@ impl DiskTier {
             return;
         };
         self.around.notices.say(Level::Warning, STARVED, || {
-            format!(
-                "{}: no row can be stored until {}",
-                missing(limit, space, &system),
-                match limit {
-                    Limit::Refused(_) => "it does",
-                    _ => "there is more",
-                }
-            )
+            let missing = missing(limit, space, &system);
+            let until = match limit {
+                Limit::Refused(_) => "it does",
+                _ => "there is more",
+            };
+            let removed = removed.map_or_else(String::new, |removed| format!("; {removed}"));
+            format!("{missing}: no row can be stored until {until}{removed}")
         });
     }
 

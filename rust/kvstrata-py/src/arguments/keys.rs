@@ -33,7 +33,7 @@ impl FromPyObject<'_, '_> for Keys {
         let single = object.is_instance_of::<PyBytes>() || object.is_instance_of::<PyString>();
         let Some(items) = object.try_iter().ok().filter(|_| !single) else {
             let text = format!(
-                "keys is {}; a sequence of bytes is expected",
+                "keys is {}; a sequence of keys, each of type bytes, is expected",
                 type_name(&object)
             );
             return Err(exception(object.py(), ErrorKind::Argument, text));

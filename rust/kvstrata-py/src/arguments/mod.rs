@@ -18,7 +18,7 @@ pub(crate) use bytes::bytes;
 pub(crate) use deferred::{Deferred, optional};
 pub(crate) use given::Given;
 pub(crate) use keys::{Groups, Keys};
-pub(crate) use named::{Count, Flag, JobId, Named, Probability, Seconds, Text};
+pub(crate) use named::{Count, Flag, JobId, Named, PositiveSeconds, Probability, Seconds, Text};
 pub(crate) use numbers::{Moment, Number32, Number64, Numbers, Objects, Pairs, Positions, Size};
 pub(crate) use offsets::Offsets;
 pub(crate) use root::Root;

@@ -121,19 +121,41 @@ impl Form for SecondsForm {
 
     fn read(object: &Bound<'_, PyAny>) -> Option<Duration> {
         let seconds = number::<f64>(object).filter(|seconds| *seconds >= 0.0)?;
-        let given = Duration::try_from_secs_f64(seconds);
-        Some(given.map_or(FOREVER, |given| given.min(FOREVER)))
+        Some(duration(seconds))
     }
+}
+
+/// See [`PositiveSeconds`].
+pub(crate) enum PositiveSecondsForm {}
+/// A duration in seconds, more than zero; infinity is [`FOREVER`].
+pub(crate) type PositiveSeconds<N> = Argument<N, PositiveSecondsForm>;
+
+impl Form for PositiveSecondsForm {
+    type Value = Duration;
+    const EXPECTED: &'static str = "a number of seconds, more than 0,";
+    #[cfg(feature = "stubs")]
+    const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "float");
+
+    fn read(object: &Bound<'_, PyAny>) -> Option<Duration> {
+        let seconds = number::<f64>(object).filter(|seconds| *seconds > 0.0)?;
+        Some(duration(seconds))
+    }
+}
+
+/// `seconds` of 0 or more.
+fn duration(seconds: f64) -> Duration {
+    let given = Duration::try_from_secs_f64(seconds);
+    given.map_or(FOREVER, |given| given.min(FOREVER))
 }
 
 /// See [`Count`].
 pub(crate) enum CountForm {}
-/// An `int` from 1 on.
+/// An `int` from 1 to 2**64 - 1.
 pub(crate) type Count<N> = Argument<N, CountForm>;
 
 impl Form for CountForm {
     type Value = usize;
-    const EXPECTED: &'static str = "an int from 1 on";
+    const EXPECTED: &'static str = "an int from 1 to 2**64 - 1";
     #[cfg(feature = "stubs")]
     const TYPE: PyStaticExpr = type_hint_identifier!("builtins", "int");
 

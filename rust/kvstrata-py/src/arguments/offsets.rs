@@ -76,7 +76,8 @@ fn from_array(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u64>>> {
 }
 
 fn wrong(object: &Bound<'_, PyAny>, position: usize, value: &dyn core::fmt::Display) -> PyErr {
-    let text =
-        format!("offsets[{position}] is {value}; a byte offset, an int of 0 or more, is expected");
+    let text = format!(
+        "offsets[{position}] is {value}; a byte offset, an int from 0 to 2**64 - 1, is expected"
+    );
     exception(object.py(), ErrorKind::Argument, text)
 }

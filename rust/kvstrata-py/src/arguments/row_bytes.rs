@@ -72,7 +72,10 @@ fn bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
         None => Err(exception(
             value.py(),
             ErrorKind::Config,
-            format!("{name} is {}; an int of bytes is expected", shown(value)),
+            format!(
+                "{name} is {}; an int of bytes from 1 to 2**30 is expected",
+                shown(value)
+            ),
         )),
     }
 }

@@ -42,8 +42,8 @@ impl<N: Named> FromPyObject<'_, '_> for SizeText<N> {
                 name: PhantomData,
             }),
             None => Err(refuse(format!(
-                "{} is not a size; a str such as \"10GiB\" or \"80%\", or an int of bytes (0 or more), \
-                 is expected",
+                "{} is not a size; a str such as \"10GiB\" or \"80%\", or an int of bytes from 0 to \
+                 2**64 - 1, is expected",
                 shown(&object)
             ))),
         }

@@ -64,10 +64,15 @@ fn create_missing(path: &Path, share: ShareMode) -> Result<()> {
 
 /// The error of a root that cannot be made because of `at`.
 fn cannot_create(path: &Path, at: &Path, errno: Errno) -> Error {
-    let (display, at, own) = (path.display(), at.display(), geteuid().as_raw());
+    let (display, own) = (path.display(), geteuid().as_raw());
+    let place = if at == path {
+        String::new()
+    } else {
+        format!(" at {}", at.display())
+    };
     context(
         format!(
-            "root {display} cannot be created at {at}{}",
+            "root {display} cannot be created{place}{}",
             by_whom(
                 errno,
                 &format!("make it for that user (as root: `install -d -m 700 -o {own} {display}`)")
@@ -167,10 +172,12 @@ mod tests {
             );
             assert!(told.contains("Permission denied"), "{told}");
         }
-        let told = cannot_create(path, path, Errno::ROFS).to_string();
-        assert!(
-            told.starts_with("root /var/kv cannot be created at /var/kv: Read-only"),
-            "{told}"
-        );
+        for (at, beginning) in [
+            ("/var/kv", "root /var/kv cannot be created: Read-only"),
+            ("/var", "root /var/kv cannot be created at /var: Read-only"),
+        ] {
+            let told = cannot_create(path, Path::new(at), Errno::ROFS).to_string();
+            assert!(told.starts_with(beginning), "{told}");
+        }
     }
 }
